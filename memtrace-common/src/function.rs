@@ -1,0 +1,148 @@
+//! Allocator functions as data: how the generic programs read a call.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Domain, assert_size};
+
+/// Index of a function in the catalog and in the map of [`FunctionSpec`]s.
+pub type FunctionId = u16;
+
+/// Whether a function gives memory or takes it back.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FunctionKind {
+    /// Gives memory.
+    Allocate = 1,
+    /// Takes memory back.
+    Free = 2,
+}
+
+/// Where the size of an allocation comes from. Arguments count from 0.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeRule {
+    /// No size (a free).
+    None = 0,
+    /// Argument `a`.
+    Argument = 1,
+    /// Argument `a` × argument `b`.
+    Product = 2,
+    /// The 8 bytes that argument `a` points to, read at return, × argument `b`.
+    ProductAtReturn = 3,
+}
+
+/// Where the pointer is: of what was given, or of what is to be freed.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PointerRule {
+    /// The return value.
+    Return = 1,
+    /// The 8 bytes that an argument points to, read at return.
+    OutParameter = 2,
+    /// An argument itself (a free).
+    Argument = 3,
+}
+
+/// What says that a call succeeded.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Success {
+    /// A 32-bit status of 0.
+    ZeroStatus = 1,
+    /// A pointer that is not null.
+    NonNull = 2,
+    /// The function cannot fail (void).
+    Always = 3,
+}
+
+/// Pointers of one class live in one name space: a free of the class finds them.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PointerClass {
+    /// Device and managed memory.
+    Device = 1,
+    /// Page-locked host memory.
+    Pinned = 2,
+    /// The malloc family.
+    Heap = 3,
+    /// Anonymous mappings.
+    Mmap = 4,
+}
+
+/// Groups of functions for folding nested calls; the value is a bit.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// The CUDA runtime library.
+    CudaRuntime = 1,
+    /// The CUDA driver library.
+    CudaDriver = 2,
+    /// The malloc family.
+    Heap = 4,
+    /// Anonymous mappings.
+    Mmap = 8,
+}
+
+/// How the generic programs read a call of one function.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct FunctionSpec {
+    /// [`FunctionKind`]; 0 is an unused row.
+    pub kind: u8,
+    /// [`Domain`] that an allocation is booked in (of a free: that its own counters go to).
+    pub domain: u8,
+    /// [`PointerClass`].
+    pub class: u8,
+    /// [`SizeRule`].
+    pub size_rule: u8,
+    /// First argument of the size rule.
+    pub size_a: u8,
+    /// Second argument of the size rule.
+    pub size_b: u8,
+    /// [`PointerRule`].
+    pub pointer_rule: u8,
+    /// Argument of the pointer rule.
+    pub pointer_argument: u8,
+    /// [`Success`].
+    pub success: u8,
+    /// [`Family`] that the function belongs to.
+    pub family: u8,
+    /// Families whose calls, nested in a call of this one, fold into it when the pointer is the same.
+    pub folds: u8,
+    /// Always 0.
+    pub reserved: [u8; 5],
+}
+assert_size!(FunctionSpec, 16);
+
+impl FunctionSpec {
+    /// The domain.
+    #[must_use]
+    pub fn domain(&self) -> Option<Domain> {
+        Domain::from_u8(self.domain)
+    }
+}
+
+/// The attach cookie of a probe: which attachment of which function fired.
+#[must_use]
+pub const fn cookie(attachment: u32, function: FunctionId) -> u64 {
+    ((attachment as u64) << 32) | function as u64
+}
+
+/// The attachment in a cookie: one per (file, load of the programs).
+#[must_use]
+pub const fn cookie_attachment(cookie: u64) -> u32 {
+    (cookie >> 32) as u32
+}
+
+/// The function in a cookie.
+#[must_use]
+pub const fn cookie_function(cookie: u64) -> FunctionId {
+    (cookie & 0xffff) as FunctionId
+}
+
+/// The kmalloc family: not attached through the catalog, but on the books like any function.
+pub const KMALLOC: FunctionId = 1;
+/// Named slab caches.
+pub const KMEM_CACHE_ALLOC: FunctionId = 2;
+/// The first id of a library function.
+pub const FIRST_LIBRARY_FUNCTION: FunctionId = 16;

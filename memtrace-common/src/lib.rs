@@ -1,0 +1,40 @@
+//! What the kernel side and the user side of memtrace agree on: records, keys,
+//! counters, function descriptions, loss causes and tunables.
+//!
+//! Every type here is plain data with a fixed layout: `#[repr(C)]`, no implicit
+//! padding (`bytemuck::Pod` refuses it) and a compile-time assertion of its size.
+//! This crate must never depend on aya, allocate, or know what a record means.
+#![no_std]
+
+mod account;
+mod domain;
+mod function;
+mod loss;
+mod process;
+mod record;
+pub mod tunables;
+
+pub use account::{
+    AGE_CLASSES, Account, AccountKey, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
+};
+pub use bytemuck;
+pub use domain::Domain;
+pub use function::{
+    FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC,
+    KMEM_CACHE_ALLOC, PointerClass, PointerRule, SizeRule, Success, cookie, cookie_attachment,
+    cookie_function,
+};
+pub use loss::{LossCause, LossCounter};
+pub use process::{Policy, ProcessEntry, ProcessFlags, ProcessKey};
+pub use record::{
+    AccountRecord, AllocationRecord, DuplicateRecord, FreeReason, FreeRecord, KernelSampleRecord,
+    MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
+};
+
+/// Asserts at compile time that a shared type has the size that both sides expect.
+macro_rules! assert_size {
+    ($type:ty, $bytes:expr) => {
+        const _: () = assert!(core::mem::size_of::<$type>() == $bytes, "size changed");
+    };
+}
+pub(crate) use assert_size;

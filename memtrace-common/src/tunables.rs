@@ -1,0 +1,39 @@
+//! Sizes and thresholds, with the reason beside each. Whatever is not computed for the
+//! machine is a default that the configuration can change.
+
+/// What the names of all programs and maps of memtrace begin with, so that leftovers can be
+/// found. Short, because the kernel keeps 15 characters of a name.
+pub const NAME_PREFIX: &str = "mt_";
+
+/// Live kernel allocations followed. 524,288 × 88 bytes = 46 MB: a busy host holds 100,000 to 400,000.
+pub const KERNEL_LIVE_ENTRIES: u32 = 524_288;
+/// Live library allocations followed. Device allocations are rare; 131,072 × 112 bytes = 15 MB.
+pub const CALL_LIVE_ENTRIES: u32 = 131_072;
+/// Kernel accounts: (process, context, call site, detail). 32,768 × 312 bytes = 10 MB.
+pub const ACCOUNTS: u32 = 32_768;
+/// Processes known at a time, running or remembered.
+pub const PROCESSES: u32 = 16_384;
+/// Rows of call-path totals: (address space, function).
+pub const TOTALS: u32 = 16_384;
+/// Functions in the catalog.
+pub const FUNCTIONS: u32 = 1_024;
+/// Call sites that are followed exactly although `--exact` is off.
+pub const PROMOTED: u32 = 1_024;
+/// Entries of each policy map.
+pub const POLICY_ENTRIES: u32 = 4_096;
+/// Bytes of the ring buffer. It counts twice in the daemon's resident memory.
+pub const RING_BYTES: u32 = 8 << 20;
+
+/// Share of a live map, in percent, beyond which nothing is inserted: a nearly full hash map
+/// makes every insert slow.
+pub const LIVE_FILL_PERCENT: u64 = 90;
+/// A stack is taken when the live bytes of an account have grown by this much.
+pub const SAMPLE_QUANTUM_BYTES: u64 = 32 << 10;
+/// Age class 0 ends at 2^30 ns (about a second), so the classes reach from 1 s to 2 minutes.
+pub const AGE_SHIFT: u64 = 30;
+/// Nesting of probed calls on one thread: runtime over driver over heap, and one to spare.
+pub const INFLIGHT_DEPTH: usize = 4;
+/// Inner allocations of one outer call that wait for its return; more are booked at once.
+pub const PENDING_INNER: usize = 2;
+/// Sizes from here on cannot be true: user address space ends at 2^47.
+pub const IMPLAUSIBLE_BYTES: u64 = 1 << 47;
