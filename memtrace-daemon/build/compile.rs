@@ -126,9 +126,11 @@ fn run(command: &mut Command) -> Result<(), String> {
             format!("cannot run {} to build the BPF programs: {error}", program.display())
         })?;
     if let Some(stderr) = child.stderr.take() {
+        let mut warning = None;
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            if line.starts_with("warning") {
-                println!("cargo::warning=memtrace-ebpf: {line}");
+            match (warning.take(), line.trim_start().strip_prefix("--> ")) {
+                (Some(warning), Some(place)) => println!("cargo::warning={place}: {warning}"),
+                _ => warning = line.strip_prefix("warning: ").map(str::to_owned),
             }
             eprintln!("{line}");
         }
