@@ -1,1 +1,7 @@
-//! To be written.
+//! Attachment: loads the kernel side, finds the files to probe, attaches to each once, and
+//! says what is covered and what is not.
+//!
+//! Nothing here knows the books (`ledger/`, `verdict/`): it hands out file descriptors and
+//! coverage rows. A file is recognised by what it exports, never by its name.
+
+pub mod btf;
