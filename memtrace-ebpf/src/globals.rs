@@ -30,9 +30,10 @@ globals! {
     OFF_TASK_SIGNAL = task_signal;
     /// Offset of `live` in `signal_struct`.
     OFF_SIGNAL_LIVE = signal_live;
-    /// Offset of `uprobes_state.xol_area` in `mm_struct`, and of `vaddr` in `xol_area`.
-    OFF_MM_XOL_AREA = mm_xol_area;
-    OFF_XOL_VADDR = xol_vaddr;
+    /// Offsets on the way from `mm_struct` to the trampoline of return probes.
+    OFF_MM_UPROBES_STATE = mm_uprobes_state;
+    OFF_UPROBES_STATE_XOL_AREA = uprobes_state_xol_area;
+    OFF_XOL_AREA_VADDR = xol_area_vaddr;
     /// Offset of `object_size` in `kmem_cache`.
     OFF_CACHE_OBJECT_SIZE = cache_object_size;
 
