@@ -19,7 +19,7 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use memtrace_common::{
-    DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause, PointerRule, RecordKind, SizeRule,
+    CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause, PointerRule, RecordKind, SizeRule,
     Success, cookie_attachment, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
@@ -30,7 +30,7 @@ use crate::{
     call_books::{self, Caller, allocated, left, next_id, settled, totals_row},
     emit::emit,
     inflight::{Frame, Inflight},
-    live::{CallLive, CallLiveKey, Inserted, insert_call, now, put_back, remove_call},
+    live::{Inserted, insert_call, now, put_back, remove_call},
     loss::lost,
     maps::{CALL_LIVE, FUNCTIONS},
     process,
@@ -249,7 +249,7 @@ unsafe fn finish_allocation(
             return;
         }
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
-        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, row_space: caller.space };
+        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, reserved: 0 };
         if !outer.is_null() && wait_for(caller, outer, &key, &mut entry) {
             return;
         }

@@ -4,14 +4,14 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use memtrace_common::{
-    AllocationRecord, Amount, FreeReason, FreeRecord, LossCause, RecordKind, Totals, TotalsKey,
+    AllocationRecord, Amount, CallLive, CallLiveKey, FreeReason, FreeRecord, LossCause, RecordKind, Totals, TotalsKey,
 };
 
 use crate::{
     account::add_one,
     atomic,
     emit::emit,
-    live::{CallLive, CallLiveKey, Inserted, insert_call},
+    live::{Inserted, insert_call},
     loss::lost,
     maps::{TOTALS, control},
     stack,

@@ -12,13 +12,13 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use memtrace_common::{
-    Account, AccountRecord, ProcessEntry, RecordKind, Totals, TotalsKey, TotalsRecord,
+    Account, AccountRecord, CallLive, CallLiveKey, ProcessEntry, RecordKind, Totals, TotalsKey, TotalsRecord,
 };
 
 use crate::{
     account::account,
     emit::emit,
-    live::{CallLive, CallLiveKey, KernelLive, remove_call},
+    live::{KernelLive, remove_call},
     maps::{ACCOUNTS, CALL_LIVE, KERNEL_LIVE, PROCESSES, TOTALS, control},
     process::report,
 };

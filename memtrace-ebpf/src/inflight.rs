@@ -2,9 +2,12 @@
 //! inside calls and uprobe programs can be preempted.
 
 use aya_ebpf::helpers::generated::bpf_task_storage_get;
-use memtrace_common::tunables::{INFLIGHT_DEPTH, PENDING_INNER};
+use memtrace_common::{
+    CallLive,
+    tunables::{INFLIGHT_DEPTH, PENDING_INNER},
+};
 
-use crate::{live::CallLive, maps::INFLIGHT, task::Task};
+use crate::{maps::INFLIGHT, task::Task};
 
 const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
 

@@ -2,7 +2,7 @@
 //! every insert slow, so inserting stops before.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
-use memtrace_common::LossCause;
+use memtrace_common::{CallLive, CallLiveKey, LossCause};
 
 use crate::{
     atomic, globals,
@@ -22,43 +22,6 @@ pub struct KernelLive {
     pub slot: u32,
     /// When it was made, monotonic ns (coarse).
     pub time_ns: u64,
-}
-
-/// Where a library function's allocation is found again.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CallLiveKey {
-    /// Address space.
-    pub space: u32,
-    /// [`memtrace_common::PointerClass`].
-    pub class: u32,
-    /// Address.
-    pub pointer: u64,
-}
-
-/// A live allocation of a library function.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CallLive {
-    /// Bytes.
-    pub bytes: u64,
-    /// Unique id.
-    pub id: u64,
-    /// When it was made, monotonic ns (coarse).
-    pub time_ns: u64,
-    /// The function that made it; with [`CallLive::PENDING`], not booked yet.
-    pub function: u32,
-    /// Space of the row of totals that it is booked in (0: the row for what found none).
-    pub row_space: u32,
-}
-
-impl CallLive {
-    /// An inner allocation whose outer call has not returned: it may turn out to be the
-    /// outer's own, so it is found by frees but is in no counter.
-    pub const PENDING: u32 = 1 << 31;
-
-    /// Nothing.
-    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, row_space: 0 };
 }
 
 /// What became of an insert.

@@ -9,13 +9,13 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use memtrace_common::{
-    Account, AccountKey, FunctionSpec, LossCause, LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey,
+    Account, AccountKey, CallLive, CallLiveKey, Control, FunctionSpec, LossCause, LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey,
     Totals, TotalsKey, tunables,
 };
 
 use crate::{
     inflight::Inflight,
-    live::{CallLive, CallLiveKey, KernelLive},
+    live::KernelLive,
     process::Identity,
 };
 
@@ -70,25 +70,6 @@ pub static POLICY_CGROUP: HashMap<u64, u32> = HashMap::with_max_entries(tunables
 /// One [`LossCounter`] a cause.
 #[map(name = "mt_loss")]
 pub static LOSS: Array<LossCounter> = Array::with_max_entries(LossCause::ALL.len() as u32, 0);
-
-/// What changes while the programs run.
-#[repr(C)]
-pub struct Control {
-    /// Raised by user space when it changed who is traced or left out.
-    pub generation: u64,
-    /// Call sites in `PROMOTED`.
-    pub promoted: u64,
-    /// Next serial of a process or number of an address space.
-    pub next_serial: u64,
-    /// Next id of an allocation by a library function.
-    pub next_id: u64,
-    /// Next slot of `ACCOUNTS` that was never used.
-    pub next_slot: u64,
-    /// Entries of `KERNEL_LIVE`, up to what the CPUs have saved up.
-    pub kernel_live: u64,
-    /// Entries of `CALL_LIVE`.
-    pub call_live: u64,
-}
 
 #[map(name = "mt_control")]
 pub static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
