@@ -201,12 +201,13 @@ fn rcu_free(btf: &Btf) -> Option<RcuFree> {
 
 /// Offset of a field in bytes, through anonymous members.
 fn offset(btf: &Btf, name: &'static str, field: &'static str) -> Result<u64, LayoutError> {
-    let found = btf.resolve_types_by_name(name).unwrap_or_default().into_iter().find_map(|found| {
-        match found {
-            Type::Struct(structure) if !structure.members.is_empty() => Some(structure),
-            _ => None,
-        }
-    });
+    let found =
+        btf.resolve_types_by_name(name).unwrap_or_default().into_iter().find_map(
+            |found| match found {
+                Type::Struct(structure) if !structure.members.is_empty() => Some(structure),
+                _ => None,
+            },
+        );
     let structure = found.ok_or(LayoutError::NoStruct(name))?;
     let bits = member_bits(btf, &structure, field, MAX_NESTING)
         .ok_or(LayoutError::NoField { structure: name, field })?;
@@ -218,7 +219,10 @@ fn member_bits(btf: &Btf, structure: &Struct, field: &str, nesting: u32) -> Opti
         let name = btf.resolve_name(member).unwrap_or_default();
         if name == field {
             // A bit field has no address that a program could read.
-            return member.bitfield_size().is_none_or(|bits| bits == 0).then(|| member.bit_offset());
+            return member
+                .bitfield_size()
+                .is_none_or(|bits| bits == 0)
+                .then(|| member.bit_offset());
         }
         if name.is_empty() && nesting > 0 {
             let inner = match btf.resolve_chained_type(member) {

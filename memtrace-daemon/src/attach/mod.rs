@@ -5,3 +5,13 @@
 //! coverage rows. A file is recognised by what it exports, never by its name.
 
 pub mod btf;
+pub mod elf;
+pub mod multi;
+pub mod perf;
+pub mod probing;
+pub mod symbols;
+pub mod sys;
+#[cfg(test)]
+mod test_files;
+#[cfg(test)]
+mod test_programs;
