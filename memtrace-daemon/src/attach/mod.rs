@@ -6,8 +6,12 @@
 
 pub mod btf;
 pub mod elf;
+pub mod error;
+mod misses;
 pub mod multi;
+pub mod options;
 pub mod perf;
+mod plain;
 pub mod probing;
 pub mod symbols;
 pub mod sys;
@@ -15,3 +19,4 @@ pub mod sys;
 mod test_files;
 #[cfg(test)]
 mod test_programs;
+pub mod tracer;
