@@ -6,9 +6,11 @@
 
 pub mod btf;
 pub mod elf;
+pub mod mappings;
 pub mod multi;
 pub mod perf;
 pub mod probing;
+mod ring;
 pub mod symbols;
 pub mod sys;
 #[cfg(test)]
