@@ -7,12 +7,14 @@
 pub mod btf;
 pub mod elf;
 pub mod error;
+pub mod mappings;
 mod misses;
 pub mod multi;
 pub mod options;
 pub mod perf;
 mod plain;
 pub mod probing;
+mod ring;
 pub mod symbols;
 pub mod sys;
 #[cfg(test)]
