@@ -35,9 +35,9 @@ pub fn write(snapshot: &Snapshot, out: &mut dyn Write) -> io::Result<()> {
 fn stack(process: &Process, site: &Site) -> String {
     let root = [site.domain.to_owned(), part(&format!("{}-{}", process.comm, process.pid))];
     // A kernel site's user frames are an example of who called; they come outside.
-    let callers = site.samples.first().map_or(&[][..], |sample| &sample.user_frames);
-    let outside = if site.domain == "kernel" { callers } else { &[] };
-    let frames = outside.iter().rev().chain(site.frames.iter().rev()).map(folded_name);
+    let caller = site.samples.first().filter(|_| site.domain == "kernel");
+    let outside = caller.into_iter().flat_map(|sample| sample.user_frames.iter().rev());
+    let frames = outside.chain(site.frames.iter().rev()).map(folded_name);
     root.into_iter().chain(frames).collect::<Vec<_>>().join(";")
 }
 

@@ -1,14 +1,14 @@
 //! Frames as people read them: which one is the user's own, and how one is written.
 
 use super::escape::escape;
-use crate::snapshot::{Frame, FrameKind, Site};
+use crate::snapshot::{Frame, FrameKind, Frames, Site};
 
 /// The frames from the user's own outwards: what an allocator did is not news. If all are
 /// the allocator's, all of them.
 #[must_use]
-pub fn from_the_users(frames: &[Frame]) -> &[Frame] {
+pub fn from_the_users(frames: &Frames) -> Vec<&Frame> {
     let own = frames.iter().position(|frame| !frame.allocator).unwrap_or(0);
-    frames.get(own..).unwrap_or_default()
+    frames.iter().skip(own).collect()
 }
 
 /// What a frame is called: its function, else module and offset.
@@ -63,7 +63,7 @@ fn short(path: &str) -> &str {
 /// A site in a few words: the user's own frame and where it is.
 #[must_use]
 pub fn headline(site: &Site) -> String {
-    let Some(frame) = from_the_users(&site.frames).first() else {
+    let Some(&frame) = from_the_users(&site.frames).first() else {
         return escape(site.note.unwrap_or("stack not named yet")).into_owned();
     };
     match (&frame.file, frame.line) {

@@ -17,18 +17,18 @@ pub(super) fn write(site: &Site, indent: usize, page: &mut Page<'_>) -> io::Resu
     if site.frames.is_empty() {
         return page.line(&format!("{margin}{}", site.note.unwrap_or("stack not named yet")));
     }
-    frames(from_the_users(&site.frames), indent, page)?;
+    frames(&from_the_users(&site.frames), indent, page)?;
     // Kernel frames alone are identity; a user stack is an example of who called.
     if let Some(sample) = site.samples.first().filter(|_| site.domain == "kernel") {
         if !sample.user_frames.is_empty() {
             page.line(&format!("{margin}called, for example, from"))?;
-            frames(from_the_users(&sample.user_frames), indent + 2, page)?;
+            frames(&from_the_users(&sample.user_frames), indent + 2, page)?;
         }
     }
     Ok(())
 }
 
-fn frames(frames: &[Frame], indent: usize, page: &mut Page<'_>) -> io::Result<()> {
+fn frames(frames: &[&Frame], indent: usize, page: &mut Page<'_>) -> io::Result<()> {
     let mut table = Table::new([("", Align::Flexible(20)), ("", Align::Flexible(20))]);
     for frame in frames.iter().take(SHOWN) {
         let name = name(frame);
