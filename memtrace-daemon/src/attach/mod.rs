@@ -1,1 +1,4 @@
-//! To be written.
+//! Attachment. To be written.
+
+pub mod abilities;
+pub mod memory;

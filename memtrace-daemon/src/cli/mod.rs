@@ -1,1 +1,3 @@
-//! To be written.
+//! Subcommands, one a file. To be written.
+
+pub mod doctor;
