@@ -1,0 +1,173 @@
+//! The two ways to attach to a file, behind one form: by `uprobe_multi`, and by perf events
+//! where the kernel has no `uprobe_multi`.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::multi::MultiProgram;
+use super::perf::{PerfLink, PerfProgram};
+
+/// Attaches the call programs to points of a file.
+pub trait Prober {
+    /// Holds an attachment; dropping it detaches.
+    type Link;
+
+    /// Attaches to points (file offset, cookie) of an open file, in every process that runs
+    /// it, now and later: at the functions' entry, or at their return.
+    ///
+    /// # Errors
+    /// What the kernel said; nothing is attached then.
+    fn attach(
+        &self,
+        file: BorrowedFd<'_>,
+        points: &[(u64, u64)],
+        return_probe: bool,
+    ) -> io::Result<Self::Link>;
+
+    /// The name of this way, for coverage.
+    fn by(&self) -> &'static str;
+}
+
+/// The loaded call programs and how they are attached.
+#[derive(Debug)]
+pub enum Probing {
+    /// By `uprobe_multi`.
+    Multi {
+        /// Runs at entry.
+        entry: MultiProgram,
+        /// Runs at return.
+        returning: MultiProgram,
+    },
+    /// By perf events.
+    Perf {
+        /// Runs at entry.
+        entry: PerfProgram,
+        /// Runs at return.
+        returning: PerfProgram,
+    },
+}
+
+/// Holds the probes of one kind on one file; dropping it detaches.
+#[derive(Debug)]
+pub enum Link {
+    /// One link for all points.
+    Multi(OwnedFd),
+    /// One for each point; some 110 ms each to close.
+    Perf(Vec<PerfLink>),
+}
+
+impl Prober for Probing {
+    type Link = Link;
+
+    fn attach(
+        &self,
+        file: BorrowedFd<'_>,
+        points: &[(u64, u64)],
+        return_probe: bool,
+    ) -> io::Result<Link> {
+        match self {
+            Self::Multi { entry, returning } => {
+                let program = if return_probe { returning } else { entry };
+                program.attach(file, points, return_probe).map(Link::Multi)
+            }
+            Self::Perf { entry, returning } => {
+                let program = if return_probe { returning } else { entry };
+                program.attach(file, points, return_probe).map(Link::Perf)
+            }
+        }
+    }
+
+    fn by(&self) -> &'static str {
+        match self {
+            Self::Multi { .. } => "uprobe_multi",
+            Self::Perf { .. } => "perf_event",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::attach::elf::open;
+    use crate::attach::perf::UprobePmu;
+    use crate::attach::symbols;
+    use crate::attach::test_programs::Counter;
+    use crate::catalog::{Function, library_functions};
+
+    // The test program is the file that is probed: nobody else runs it. A function for each
+    // test, because they run at the same time.
+    #[unsafe(no_mangle)]
+    #[inline(never)]
+    extern "C" fn mt_test_probed_multi(argument: u64) -> u64 {
+        std::hint::black_box(argument).wrapping_mul(3)
+    }
+
+    #[unsafe(no_mangle)]
+    #[inline(never)]
+    extern "C" fn mt_test_probed_perf(argument: u64) -> u64 {
+        std::hint::black_box(argument).wrapping_mul(5)
+    }
+
+    fn own_point(symbol: &'static str) -> (std::fs::File, u64) {
+        let file = open(std::path::Path::new("/proc/self/exe")).unwrap();
+        let function = Function { symbol, ..library_functions()[0] };
+        let found = symbols::find(&file, [&function], true).unwrap();
+        (file, found.points[0].1)
+    }
+
+    fn check(
+        probing: &Probing,
+        entries: &Counter,
+        returns: &Counter,
+        (symbol, probed): (&'static str, extern "C" fn(u64) -> u64),
+    ) {
+        let (file, offset) = own_point(symbol);
+        let call = |times| {
+            for n in 0..times {
+                std::hint::black_box(probed(n));
+            }
+        };
+        let returning = probing.attach(file.as_fd(), &[(offset, 6)], true).unwrap();
+        let entry = probing.attach(file.as_fd(), &[(offset, 5)], false).unwrap();
+        drop(file);
+        call(7);
+        assert_eq!((entries.count(5), returns.count(6)), (7, 7));
+        drop((entry, returning));
+        call(7);
+        assert_eq!((entries.count(5), returns.count(6)), (7, 7));
+        let error = probing.attach(std::io::stdin().as_fd(), &[(0, 1)], false);
+        assert!(error.is_err());
+    }
+
+    fn counters(multi: bool) -> (Counter, Counter, OwnedFd, OwnedFd) {
+        let (entries, returns) = (Counter::load(multi), Counter::load(multi));
+        let (entry, returning) =
+            (entries.program.try_clone().unwrap(), returns.program.try_clone().unwrap());
+        (entries, returns, entry, returning)
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test"]
+    fn uprobe_multi_sees_every_call_until_it_is_dropped() {
+        let (entries, returns, entry, returning) = counters(true);
+        let probing = Probing::Multi {
+            entry: MultiProgram::from_fd(entry),
+            returning: MultiProgram::from_fd(returning),
+        };
+        check(&probing, &entries, &returns, ("mt_test_probed_multi", mt_test_probed_multi));
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test"]
+    fn perf_events_see_every_call_until_they_are_dropped() {
+        let (entries, returns, entry, returning) = counters(false);
+        let pmu = UprobePmu::read().unwrap();
+        let probing = Probing::Perf {
+            entry: PerfProgram::new(pmu, entry),
+            returning: PerfProgram::new(pmu, returning),
+        };
+        check(&probing, &entries, &returns, ("mt_test_probed_perf", mt_test_probed_perf));
+    }
+}
