@@ -50,10 +50,7 @@ enum Task {
     /// Checks formatting, lints, licences and dependencies
     Lint,
     /// Measures what tracing costs
-    Bench {
-        #[command(subcommand)]
-        benchmark: bench::Benchmark,
-    },
+    Bench(bench::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -63,7 +60,7 @@ fn main() -> ExitCode {
         Task::Run { arguments } => run::run(&arguments),
         Task::Test { filters } => test::test(&filters),
         Task::Lint => lint::lint(),
-        Task::Bench { benchmark } => bench::bench(&benchmark),
+        Task::Bench(arguments) => bench::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

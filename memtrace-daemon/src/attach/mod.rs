@@ -4,11 +4,13 @@
 //! Nothing here knows the books (`ledger/`, `verdict/`): it hands out file descriptors and
 //! coverage rows. A file is recognised by what it exports, never by its name.
 
+pub mod abilities;
 pub mod btf;
 pub mod elf;
 pub mod error;
 pub mod mappings;
 mod misses;
+pub mod memory;
 pub mod multi;
 pub mod options;
 pub mod perf;

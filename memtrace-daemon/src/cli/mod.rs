@@ -2,3 +2,4 @@
 //! anything about memory.
 
 pub mod args;
+pub mod doctor;
