@@ -39,7 +39,6 @@ impl std::str::FromStr for Pause {
 }
 
 /// Reads the ring buffer.
-#[derive(Debug)]
 pub struct Reader {
     ring: RingBuf<MapData>,
     pause: Option<Pause>,

@@ -91,7 +91,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
         evidence: Evidence::default(),
         sampling: 1.0,
         frames_sampled: false,
-        frames: vec![],
+        frames: vec![].into(),
         samples: vec![],
         note: None,
     }
@@ -151,16 +151,16 @@ fn kernel_site(id: u64, live: Amount) -> Site {
             kernel("load_msg", 0x5b, false),
             kernel("do_msgsnd", 0x7a, false),
             kernel("do_syscall_64", 0x82, false),
-        ],
+        ].into(),
         frames_sampled: true,
         samples: vec![Sample {
             weight_bytes: live.bytes,
             count: 12,
-            frames: vec![],
+            frames: vec![].into(),
             user_frames: vec![
                 frame("send_all", "/usr/local/bin/queue", "queue.c", 31),
                 frame("main", "/usr/local/bin/queue", "queue.c", 77),
-            ],
+            ].into(),
         }],
         allocations: live.count * 3,
         allocated_bytes: live.bytes * 3,
@@ -226,7 +226,7 @@ pub(crate) fn busy() -> Snapshot {
         31_337,
         "\x1b[2Jroot\nLEAK",
         vec![Site {
-            frames: vec![kernel("alloc_skb", 9, false)],
+            frames: vec![kernel("alloc_skb", 9, false)].into(),
             ..site(0x77, "kernel", "kmalloc", amount(4096, 2))
         }],
     );
@@ -291,7 +291,7 @@ pub(crate) fn run() -> Snapshot {
         frames: vec![
             frame("make_leak", "/home/me/leaky", "/home/me/leaky.c", 12),
             frame("main", "/home/me/leaky", "/home/me/leaky.c", 30),
-        ],
+        ].into(),
         ..site(0xfeed_beef, "cuda", "cudaMalloc", amount(16 << 16, 16))
     };
     let mut leaky = process(4242, "leaky", vec![kernel_site(0x123, amount(2_048_000, 1000)), leak]);
