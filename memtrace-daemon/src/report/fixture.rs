@@ -201,7 +201,7 @@ fn library(path: &str, attached: bool) -> CoverageRow {
 /// A busy host: a leak on a GPU, an undecided one in the kernel, a large pool, losses.
 pub(crate) fn busy() -> Snapshot {
     let leaking = Site {
-        frames: python_stack(),
+        frames: python_stack().into(),
         growth_bytes_per_second: Some(20_971.52),
         verdict: Verdict::Leak,
         ..site(0xabc, "cuda", "cudaMalloc", amount(3_328_599_654, 1204))
