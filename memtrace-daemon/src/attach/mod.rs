@@ -5,10 +5,18 @@
 //! coverage rows. A file is recognised by what it exports, never by its name.
 
 pub mod btf;
+pub mod coverage;
+pub mod deadline;
+pub mod discover;
 pub mod elf;
+pub mod inspect;
+mod ld_cache;
+pub mod libraries;
 pub mod mappings;
 pub mod multi;
 pub mod perf;
+pub mod policy;
+pub mod preattach;
 pub mod probing;
 mod ring;
 pub mod symbols;
