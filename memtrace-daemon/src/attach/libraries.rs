@@ -20,7 +20,7 @@ use super::discover::FileKey;
 use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
 use super::policy::Options;
-use super::probing::Prober;
+use super::probing::{Prober, Probes, explain, probe};
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
 
@@ -78,11 +78,9 @@ pub enum NotInspected {
     Late(#[from] Late),
 }
 
-/// The probes on one file. At the end entry probes go first: a call that is entered unseen is
-/// nothing, a return that is not seen is a loss.
+/// A file that is attached. Dropping it detaches.
 struct Attachment<L> {
-    _entry: L,
-    _returning: L,
+    _probes: Probes<L>,
     inspection: Inspection,
     named: bool,
     mapped: bool,
@@ -362,7 +360,7 @@ impl<P: Prober> Libraries<P> {
         if points.is_empty() {
             return Err("its domains are off".to_owned());
         }
-        let (links, points) = match self.probe(&inspection, points) {
+        let (probes, points) = match probe(&self.prober, inspection.file.as_fd(), points) {
             Ok(probed) => probed,
             Err(error) => {
                 let reason = explain(&error, self.prober.by());
@@ -370,7 +368,6 @@ impl<P: Prober> Libraries<P> {
                 return Err(reason);
             }
         };
-        let (entry, returning) = links;
         self.next += 1;
         let functions: Vec<FunctionId> = points
             .iter()
@@ -391,39 +388,8 @@ impl<P: Prober> Libraries<P> {
         }
         let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
-        self.attached.insert(
-            id,
-            Attachment { _entry: entry, _returning: returning, inspection, named, mapped, row },
-        );
+        self.attached.insert(id, Attachment { _probes: probes, inspection, named, mapped, row });
         Ok(id)
-    }
-
-    /// Attaches to all points, or if the kernel takes offence at one of them, to those that it
-    /// takes one by one.
-    fn probe(
-        &self,
-        inspection: &Inspection,
-        mut points: Vec<(u64, u64)>,
-    ) -> io::Result<((P::Link, P::Link), Vec<(u64, u64)>)> {
-        let file = inspection.file.as_fd();
-        // Returns first: a call that is entered between the two steps is not seen at all,
-        // instead of being entered and never returned from.
-        let both = |points: &[(u64, u64)]| {
-            let returning = self.prober.attach(file, points, true)?;
-            Ok((self.prober.attach(file, points, false)?, returning))
-        };
-        let error: io::Error = match both(&points) {
-            Ok(links) => return Ok((links, points)),
-            Err(error) => error,
-        };
-        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return Err(error);
-        }
-        points.retain(|point| both(&[*point]).is_ok());
-        if points.is_empty() {
-            return Err(error);
-        }
-        Ok((both(&points)?, points))
     }
 
     fn refuse(&mut self, identity: Identity, row: CoverageRow, reason: String, retry: bool) {
@@ -446,21 +412,6 @@ impl<P: Prober> Libraries<P> {
         });
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));
-    }
-}
-
-/// What to do about an attachment that the kernel refused.
-fn explain(error: &io::Error, by: &str) -> String {
-    match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) if by == "perf_event" => {
-            format!(
-                "the kernel refused the probes: {error}; they need CAP_PERFMON, newer kernels ask for CAP_SYS_ADMIN"
-            )
-        }
-        Some(libc::EPERM | libc::EACCES) => {
-            format!("the kernel refused the probes: {error}; they need CAP_BPF and CAP_PERFMON")
-        }
-        _ => format!("the kernel refused the probes: {error}"),
     }
 }
 
