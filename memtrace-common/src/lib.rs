@@ -7,6 +7,7 @@
 #![no_std]
 
 mod account;
+mod control;
 mod domain;
 mod function;
 mod loss;
@@ -18,6 +19,7 @@ pub use account::{
     AGE_CLASSES, Account, AccountKey, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
 };
 pub use bytemuck;
+pub use control::{CallLive, CallLiveKey, Control};
 pub use domain::Domain;
 pub use function::{
     FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC,

@@ -99,7 +99,7 @@ pub struct KernelLayout {
 }
 
 /// (global, structure, field).
-const FIELDS: [(&str, &str, &str); 14] = [
+const FIELDS: [(&str, &str, &str); 17] = [
     ("OFF_TASK_FLAGS", "task_struct", "flags"),
     ("OFF_TASK_STACK", "task_struct", "stack"),
     ("OFF_TASK_GROUP_LEADER", "task_struct", "group_leader"),
@@ -113,6 +113,9 @@ const FIELDS: [(&str, &str, &str); 14] = [
     ("OFF_SIGNAL_LIVE", "signal_struct", "live"),
     ("OFF_TASK_CRED", "task_struct", "cred"),
     ("OFF_CRED_UID", "cred", "uid"),
+    ("OFF_MM_UPROBES_STATE", "mm_struct", "uprobes_state"),
+    ("OFF_UPROBES_STATE_XOL_AREA", "uprobes_state", "xol_area"),
+    ("OFF_XOL_AREA_VADDR", "xol_area", "vaddr"),
     ("OFF_CACHE_OBJECT_SIZE", "kmem_cache", "object_size"),
 ];
 
@@ -287,7 +290,7 @@ mod tests {
         let layout = KernelLayout::read().unwrap();
         let globals = layout.globals();
         let get = |name: &str| globals.iter().find(|(global, _)| *global == name).unwrap().1;
-        assert_eq!(globals.len(), 23);
+        assert_eq!(globals.len(), 26);
         // The order of the fields is the same in every kernel since 5.5.
         assert!(get("OFF_TASK_STACK") < get("OFF_TASK_FLAGS"));
         assert_eq!(get("OFF_TASK_TGID"), get("OFF_TASK_PID") + 4);

@@ -4,6 +4,7 @@
 //! Nothing here knows the books (`ledger/`, `verdict/`): it hands out file descriptors and
 //! coverage rows. A file is recognised by what it exports, never by its name.
 
+pub mod abilities;
 pub mod btf;
 pub mod coverage;
 pub mod deadline;
@@ -12,11 +13,16 @@ pub mod elf;
 pub mod inspect;
 mod ld_cache;
 pub mod libraries;
+pub mod error;
 pub mod mappings;
+mod misses;
+pub mod memory;
 pub mod multi;
+pub mod options;
 pub mod perf;
 pub mod policy;
 pub mod preattach;
+mod plain;
 pub mod probing;
 mod ring;
 pub mod symbols;
@@ -25,3 +31,4 @@ pub mod sys;
 mod test_files;
 #[cfg(test)]
 mod test_programs;
+pub mod tracer;

@@ -1,0 +1,66 @@
+//! What changes while the programs run, and the counters that give out numbers.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::assert_size;
+
+/// The control block, one for the whole kernel side.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Control {
+    /// Raised by user space when it changed who is traced or left out.
+    pub generation: u64,
+    /// Call sites that are followed exactly although the rest is not.
+    pub promoted: u64,
+    /// Next serial of a process or number of an address space; begins at 1.
+    pub next_serial: u64,
+    /// Next id of an allocation by a library function; begins at 1.
+    pub next_id: u64,
+    /// Next slot of the accounts that was never used; begins behind
+    /// [`UNATTRIBUTED_SLOT`](crate::UNATTRIBUTED_SLOT).
+    pub next_slot: u64,
+    /// Live kernel allocations, up to what the CPUs have saved up.
+    pub kernel_live: u64,
+    /// Live allocations by library functions.
+    pub call_live: u64,
+}
+assert_size!(Control, 56);
+
+/// Where an allocation by a library function is found again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct CallLiveKey {
+    /// Address space.
+    pub space: u32,
+    /// [`PointerClass`](crate::PointerClass).
+    pub class: u32,
+    /// Address.
+    pub pointer: u64,
+}
+assert_size!(CallLiveKey, 16);
+
+/// A live allocation by a library function.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct CallLive {
+    /// Bytes.
+    pub bytes: u64,
+    /// Unique id.
+    pub id: u64,
+    /// When it was made, monotonic ns.
+    pub time_ns: u64,
+    /// The function that made it; with [`CallLive::PENDING`], not booked yet.
+    pub function: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+assert_size!(CallLive, 32);
+
+impl CallLive {
+    /// An inner allocation whose outer call has not returned: it may turn out to be the
+    /// outer's own, so it is found by frees but is in no counter.
+    pub const PENDING: u32 = 1 << 31;
+
+    /// Nothing.
+    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, reserved: 0 };
+}

@@ -1,0 +1,1 @@
+//! The engine: one owner of the books, which publishes immutable snapshots.

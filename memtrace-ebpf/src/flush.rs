@@ -1,0 +1,270 @@
+//! Programs that user space runs (BPF_PROG_TEST_RUN): send what has changed, find the oldest
+//! live objects, clear a closed address space out of the live map.
+//!
+//! What the ring buffer does not accept stays marked as changed and is sent again.
+
+use core::ffi::{c_long, c_void};
+
+use aya_ebpf::{
+    EbpfContext, helpers::generated::bpf_for_each_map_elem, macros::raw_tracepoint,
+    programs::RawTracePointContext,
+};
+use memtrace_common::{
+    Account, AccountRecord, CallLive, CallLiveKey, ProcessEntry, RecordKind, Totals, TotalsKey,
+    TotalsRecord,
+};
+
+use crate::{
+    account::account,
+    atomic,
+    emit::emit,
+    live::{KernelLive, remove_call},
+    maps::{ACCOUNTS, CALL_LIVE, KERNEL_LIVE, PROCESSES, TOTALS, control},
+    process::report,
+};
+
+const CONTINUE: c_long = 0;
+const STOP: c_long = 1;
+
+/// Times that a copy is tried again when an allocation was being booked meanwhile.
+const COPY_TRIES: u32 = 4;
+
+type Callback =
+    unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, *mut c_void) -> c_long;
+
+/// Calls `callback` for each element of a map.
+#[inline(always)]
+fn for_each(map: *mut c_void, callback: Callback, argument: *mut c_void) {
+    // SAFETY: the verifier checks map, callback and argument against each other.
+    unsafe { bpf_for_each_map_elem(map, callback as *mut c_void, argument, 0) };
+}
+
+macro_rules! map_pointer {
+    ($map:ident) => {
+        (&raw const $map).cast_mut().cast::<c_void>()
+    };
+}
+
+/// Sends processes, accounts and totals that have changed.
+#[raw_tracepoint]
+pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
+    let mut nothing = 0_u64;
+    let argument = (&raw mut nothing).cast();
+    for_each(map_pointer!(PROCESSES), send_process, argument);
+    for_each(map_pointer!(ACCOUNTS), send_account, argument);
+    for_each(map_pointer!(TOTALS), send_totals, argument);
+    0
+}
+
+unsafe extern "C" fn send_process(
+    _map: *mut c_void,
+    _key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let entry = value.cast::<ProcessEntry>();
+    // SAFETY: the kernel passes a value of the map.
+    if unsafe { (*entry).version != (*entry).reported } {
+        report(entry);
+    }
+    CONTINUE
+}
+
+unsafe extern "C" fn send_account(
+    _map: *mut c_void,
+    key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let Some(control) = control() else { return STOP };
+    let account = value.cast::<Account>();
+    // SAFETY: the kernel passes a key and a value of the map.
+    unsafe {
+        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
+            return STOP;
+        }
+        let live = (*account)
+            .allocated
+            .bytes
+            .wrapping_sub((*account).freed.bytes)
+            .wrapping_sub((*account).freed_unseen.bytes);
+        if live < (*account).sampled_level {
+            (*account).sampled_level = live;
+        }
+        let changes = account_changes(account);
+        if changes != (*account).reported {
+            let mut whole = false;
+            if emit(RecordKind::Account, |record: *mut AccountRecord| {
+                whole = copy_account(account, &raw mut (*record).account);
+            }) && whole
+            {
+                (*account).reported = changes;
+            }
+        }
+    }
+    CONTINUE
+}
+
+/// A number that differs whenever a counter of the account has moved.
+#[inline(always)]
+unsafe fn account_changes(account: *const Account) -> u64 {
+    // SAFETY: the caller passes a checked map value.
+    unsafe {
+        (*account)
+            .seen
+            .count
+            .wrapping_add((*account).allocated.count)
+            .wrapping_add((*account).freed.count)
+            .wrapping_add((*account).freed_unseen.count)
+            .wrapping_add((*account).dropped.count)
+    }
+}
+
+/// Copies an account; true if no allocation was half booked meanwhile.
+#[inline(always)]
+pub unsafe fn copy_account(from: *const Account, to: *mut Account) -> bool {
+    let mut tries = 0;
+    while tries < COPY_TRIES {
+        // SAFETY: the caller passes a checked map value and memory of the record's size.
+        unsafe {
+            let seen = core::ptr::read_volatile(&raw const (*from).seen.count);
+            core::ptr::copy_nonoverlapping(from, to, 1);
+            let booked = (*to).allocated.count.wrapping_add((*to).dropped.count);
+            let bytes = (*to).allocated.bytes.wrapping_add((*to).dropped.bytes);
+            if booked == seen && bytes == (*to).seen.bytes {
+                return true;
+            }
+        }
+        tries += 1;
+    }
+    false
+}
+
+unsafe extern "C" fn send_totals(
+    _map: *mut c_void,
+    key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let totals = value.cast::<Totals>();
+    // SAFETY: the kernel passes a key and a value of the map.
+    unsafe {
+        let changes = totals_changes(totals);
+        if changes != (*totals).reported
+            && emit(RecordKind::Totals, |record: *mut TotalsRecord| {
+                (*record).key = *key.cast::<TotalsKey>();
+                core::ptr::copy_nonoverlapping(totals, &raw mut (*record).totals, 1);
+            })
+        {
+            (*totals).reported = changes;
+        }
+    }
+    CONTINUE
+}
+
+/// A number that differs whenever a counter of the row has moved.
+#[inline(always)]
+unsafe fn totals_changes(totals: *const Totals) -> u64 {
+    // SAFETY: the caller passes a checked map value.
+    unsafe {
+        (*totals)
+            .seen
+            .count
+            .wrapping_add((*totals).allocated.count)
+            .wrapping_add((*totals).freed.count)
+            .wrapping_add((*totals).freed_unseen.count)
+            .wrapping_add((*totals).dropped.count)
+            .wrapping_add((*totals).failures)
+            .wrapping_add((*totals).failed_frees)
+            .wrapping_add((*totals).unknown_frees)
+            .wrapping_add((*totals).empty)
+            .wrapping_add((*totals).implausible)
+    }
+}
+
+/// Notes in each account when its oldest live object was made, and has them all sent again.
+#[raw_tracepoint]
+pub fn mt_scan_ages(_ctx: RawTracePointContext) -> i32 {
+    let mut nothing = 0_u64;
+    let argument = (&raw mut nothing).cast();
+    for_each(map_pointer!(ACCOUNTS), forget_oldest, argument);
+    for_each(map_pointer!(KERNEL_LIVE), note_oldest, argument);
+    0
+}
+
+unsafe extern "C" fn forget_oldest(
+    _map: *mut c_void,
+    key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let Some(control) = control() else { return STOP };
+    let account = value.cast::<Account>();
+    // SAFETY: the kernel passes a key and a value of the map.
+    unsafe {
+        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
+            return STOP;
+        }
+        (*account).oldest_ns = 0;
+        // Whatever it was, it is not the sum of the counters: the flush sends the account.
+        (*account).reported = !account_changes(account);
+    }
+    CONTINUE
+}
+
+unsafe extern "C" fn note_oldest(
+    _map: *mut c_void,
+    _key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let entry = value.cast::<KernelLive>();
+    // SAFETY: the kernel passes a value of the map; `account` checks the slot.
+    unsafe {
+        if let Some(account) = account((*entry).slot) {
+            let oldest = (*account).oldest_ns;
+            if oldest == 0 || (*entry).time_ns < oldest {
+                (*account).oldest_ns = (*entry).time_ns;
+            }
+        }
+    }
+    CONTINUE
+}
+
+/// Clears the address space in argument 0 out of the live map. Its books are closed already.
+#[raw_tracepoint]
+pub fn mt_sweep(ctx: RawTracePointContext) -> i32 {
+    // SAFETY: user space passes one argument.
+    let mut space = unsafe { *ctx.as_ptr().cast::<u64>() };
+    for_each(map_pointer!(CALL_LIVE), clear_space, (&raw mut space).cast());
+    0
+}
+
+unsafe extern "C" fn clear_space(
+    _map: *mut c_void,
+    key: *const c_void,
+    _value: *mut c_void,
+    argument: *mut c_void,
+) -> c_long {
+    // SAFETY: the kernel passes a key of the map and the argument of `mt_sweep`.
+    unsafe {
+        let key = *key.cast::<CallLiveKey>();
+        if u64::from(key.space) == *argument.cast::<u64>() {
+            let _: Option<CallLive> = remove_call(&key);
+        }
+    }
+    CONTINUE
+}
+
+/// Adds argument 0 to the generation and argument 1 to the number of promoted call sites.
+#[raw_tracepoint]
+pub fn mt_adjust(ctx: RawTracePointContext) -> i32 {
+    let Some(control) = control() else { return 0 };
+    let arguments = ctx.as_ptr().cast::<u64>();
+    // SAFETY: user space passes two arguments; a checked map value.
+    unsafe {
+        atomic::add(&raw mut (*control).generation, *arguments);
+        atomic::add(&raw mut (*control).promoted, *arguments.add(1));
+    }
+    0
+}

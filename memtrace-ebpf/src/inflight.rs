@@ -1,0 +1,86 @@
+//! Calls that a thread is inside of: a small stack in task storage, because threads sleep
+//! inside calls and uprobe programs can be preempted.
+
+use aya_ebpf::helpers::generated::bpf_task_storage_get;
+use memtrace_common::{
+    CallLive,
+    tunables::{INFLIGHT_DEPTH, PENDING_INNER},
+};
+
+use crate::{arch, maps::INFLIGHT, task::Task};
+
+const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
+
+/// One call that has been entered and has not returned.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Frame {
+    /// Stack pointer at entry.
+    pub stack_pointer: u64,
+    /// Where it returns to; the trampoline of return probes for a tail call.
+    pub return_address: u64,
+    /// The probed address.
+    pub address: u64,
+    /// Which attachment of which function.
+    pub cookie: u64,
+    /// The arguments of the size rule and of the pointer rule.
+    pub size_a: u64,
+    pub size_b: u64,
+    pub pointer: u64,
+    /// Families that fold into this call; 0 for a free.
+    pub folds: u32,
+    /// [`Frame::FREE`], [`Frame::INNER`], [`Frame::TAKEN`].
+    pub flags: u32,
+    /// Of a free: the entry that was set aside.
+    pub taken: CallLive,
+    /// Of an allocation: inner allocations that wait for its pointer. 0 is none.
+    pub pending: [u64; PENDING_INNER],
+}
+
+impl Frame {
+    /// A call that frees.
+    pub const FREE: u32 = 1;
+    /// A free inside a free of the same memory: the outer one decides.
+    pub const INNER: u32 = 2;
+    /// `taken` is valid.
+    pub const TAKEN: u32 = 4;
+}
+
+/// The stack of a thread.
+#[repr(C)]
+pub struct Inflight {
+    /// Frames in use.
+    pub depth: u64,
+    /// Outermost first.
+    pub frames: [Frame; INFLIGHT_DEPTH],
+}
+
+const _: () = assert!(INFLIGHT_DEPTH.is_power_of_two());
+
+impl Inflight {
+    /// The stack of a thread; null where there is none, or no memory for one.
+    #[inline(always)]
+    pub fn of(task: Task, create: bool) -> *mut Self {
+        let flags = if create { BPF_LOCAL_STORAGE_GET_F_CREATE } else { 0 };
+        // SAFETY: a trusted task.
+        unsafe {
+            bpf_task_storage_get(
+                INFLIGHT.as_ptr(),
+                task.as_ptr().cast(),
+                core::ptr::null_mut(),
+                flags,
+            )
+            .cast()
+        }
+    }
+
+    /// The frame at a depth, counted from the outermost. Masked rather than checked, so that
+    /// the verifier sees the bound; opaque, because the compiler would reach the frame below
+    /// by a negative offset from this one.
+    #[inline(always)]
+    pub unsafe fn frame(this: *mut Self, depth: u64) -> *mut Frame {
+        let index = arch::opaque(depth) & (INFLIGHT_DEPTH as u64 - 1);
+        // SAFETY: the caller passes checked storage; the index is below the length.
+        unsafe { (&raw mut (*this).frames).cast::<Frame>().add(index as usize) }
+    }
+}

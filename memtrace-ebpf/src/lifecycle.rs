@@ -1,0 +1,129 @@
+//! Processes come and go.
+//!
+//! Prototypes (include/trace/events/sched.h): `sched_process_exec(p, old_pid, bprm)`,
+//! `sched_process_fork(parent, child)`, `sched_process_exit(p, group_dead)` (6.18; before,
+//! `sched_process_exit(p)`).
+
+use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
+use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
+
+use crate::{
+    alloc_api::abandon,
+    call_books::Caller,
+    globals,
+    inflight::Inflight,
+    maps::PROCESSES,
+    process::{self, end, forget_identity, refresh_flags, report},
+    task::Task,
+};
+
+/// Exec gives a process a new address space: the user books of the old one are closed, unless
+/// they belong to a parent with whom it was shared.
+#[btf_tracepoint(function = "sched_process_exec")]
+pub fn mt_exec(ctx: BtfTracePointContext) -> i32 {
+    let executed = executed();
+    #[cfg(feature = "bpf-log")]
+    if executed.is_some() {
+        aya_log_ebpf::debug!(&ctx, "a process has executed a program");
+    }
+    let _ = (ctx, executed);
+    0
+}
+
+#[inline(always)]
+fn executed() -> Option<()> {
+    let task = Task::current();
+    let key = task.process_key();
+    let entry = process::find_or_create(task, &key)?;
+    let space = process::next_serial()?;
+    // SAFETY: a checked map value. At exec the process has one thread, and this is it.
+    unsafe {
+        (*entry).space = space;
+        (*entry).space_owner = (*entry).serial;
+        (*entry).comm = task.leader_comm();
+        refresh_flags(entry);
+        (*entry).version += 1;
+    }
+    forget_identity(task);
+    report(entry);
+    Some(())
+}
+
+/// A child starts with empty user books, or with its parent's while they share memory. What
+/// `run` and `attach` follow in the parent they follow in the child.
+#[btf_tracepoint(function = "sched_process_fork")]
+pub fn mt_fork(ctx: BtfTracePointContext) -> i32 {
+    forked(Task(ctx.arg::<*const u8>(0)), Task(ctx.arg::<*const u8>(1)));
+    0
+}
+
+#[inline(always)]
+fn forked(parent: Task, child: Task) -> Option<()> {
+    if parent.tgid() == child.tgid() {
+        return None;
+    }
+    let of_parent = process::current(Task::current())?;
+    let key = child.process_key();
+    let mut space = 0;
+    let mut owner = 0;
+    if child.mm() != 0 && child.mm() == parent.mm() {
+        let parent_key = parent.process_key();
+        let parent_entry = PROCESSES.get_ptr(&parent_key)?;
+        space = of_parent.space;
+        // SAFETY: a checked map value.
+        owner = unsafe { (*parent_entry).space_owner };
+    }
+    let flags = of_parent.flags & ProcessFlags::TRACED;
+    let entry = process::create(child, &key, flags, space, owner)?;
+    // SAFETY: a checked map value.
+    unsafe {
+        if (*entry).parent_tgid == 0 {
+            (*entry).parent_tgid = parent.tgid();
+            (*entry).version += 1;
+        }
+    }
+    report(entry);
+    Some(())
+}
+
+/// The end of a thread clears what it was inside of; the end of the last one ends the
+/// process. Its descriptors are closed after this: kernel books go on.
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn mt_exit(ctx: BtfTracePointContext) -> i32 {
+    let task = Task::current();
+    let key = task.process_key();
+    let Some(entry) = PROCESSES.get_ptr_mut(&key) else { return 0 };
+    clear_inflight(&ctx, task, entry);
+    let last = if globals::has_group_dead() != 0 {
+        ctx.arg::<u64>(1) & 0xff != 0
+    } else {
+        task.group_live() == 0
+    };
+    if last {
+        end(entry);
+    }
+    0
+}
+
+#[inline(always)]
+fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEntry) {
+    let inflight = Inflight::of(task, false);
+    if inflight.is_null() {
+        return;
+    }
+    // SAFETY: a checked map value and checked task storage.
+    unsafe {
+        let caller =
+            Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
+        let mut round = 0;
+        while round < INFLIGHT_DEPTH {
+            let depth = (*inflight).depth;
+            if depth == 0 {
+                return;
+            }
+            abandon(&caller, Inflight::frame(inflight, depth - 1));
+            (*inflight).depth = depth - 1;
+            round += 1;
+        }
+    }
+}

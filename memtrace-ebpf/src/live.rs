@@ -1,0 +1,152 @@
+//! The live maps: every allocation that is followed, by address. A nearly full hash map makes
+//! every insert slow, so inserting stops before.
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use memtrace_common::{CallLive, CallLiveKey, LossCause};
+
+use crate::{
+    atomic, globals,
+    loss::lost,
+    maps::{CALL_LIVE, KERNEL_LIVE, LIVE_DELTA, control},
+};
+
+const BPF_NOEXIST: u64 = 1;
+
+/// A live kernel allocation.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct KernelLive {
+    /// Bytes; the kernel's allocators stay far below 4 GiB.
+    pub bytes: u32,
+    /// Slot of its account.
+    pub slot: u32,
+    /// When it was made, monotonic ns.
+    pub time_ns: u64,
+}
+
+/// What became of an insert.
+pub enum Inserted {
+    /// Entered.
+    New,
+    /// Entered in the place of an entry that must have been freed unseen.
+    Replaced,
+    /// No room; counted.
+    Full,
+}
+
+/// Now, monotonic ns. (The coarse clock is not for tracing programs.)
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: no arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Enters a kernel allocation; what it replaces is copied to `old`.
+#[inline(always)]
+pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> Inserted {
+    let Some(control) = control() else { return full(u64::from(entry.bytes)) };
+    // SAFETY: a checked map value; a plain read of a count that others add to.
+    if unsafe { core::ptr::read_volatile(&raw const (*control).kernel_live) }
+        >= globals::kernel_live_limit()
+    {
+        return full(u64::from(entry.bytes));
+    }
+    if KERNEL_LIVE.insert(pointer, entry, BPF_NOEXIST).is_ok() {
+        count_kernel(1);
+        return Inserted::New;
+    }
+    if let Some(found) = KERNEL_LIVE.get_ptr_mut(pointer) {
+        // SAFETY: a checked map value. The allocator has just given this address to us, so
+        // nobody else allocates or frees it now.
+        unsafe {
+            *old = *found;
+            *found = *entry;
+        }
+        return Inserted::Replaced;
+    }
+    full(u64::from(entry.bytes))
+}
+
+/// Takes a kernel allocation out, if it is there. Of two that try, one gets it.
+#[inline(always)]
+pub fn remove_kernel(pointer: u64) -> Option<KernelLive> {
+    let found = KERNEL_LIVE.get_ptr(pointer)?;
+    // SAFETY: a checked map value.
+    let entry = unsafe { *found };
+    KERNEL_LIVE.remove(pointer).ok()?;
+    count_kernel(1_u64.wrapping_neg());
+    Some(entry)
+}
+
+/// Saves changes of the count up, so that CPUs do not fight for one cache line.
+#[inline(always)]
+fn count_kernel(change: u64) {
+    let Some(delta) = LIVE_DELTA.get_ptr_mut(0) else { return };
+    let saved = atomic::fetch_add(delta, change).wrapping_add(change) as i64;
+    let batch = globals::live_batch() as i64;
+    if saved >= batch || saved <= -batch {
+        atomic::sub(delta, saved as u64);
+        if let Some(control) = control() {
+            // SAFETY: a checked map value.
+            atomic::add(unsafe { &raw mut (*control).kernel_live }, saved as u64);
+        }
+    }
+}
+
+/// Enters a library function's allocation; what it replaces is copied to `old`.
+#[inline(always)]
+pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> Inserted {
+    let Some(control) = control() else { return full(entry.bytes) };
+    // SAFETY: a checked map value.
+    let count = unsafe { &raw mut (*control).call_live };
+    // SAFETY: as above; a plain read of a count that others add to.
+    if unsafe { core::ptr::read_volatile(count) } >= globals::call_live_limit() {
+        return full(entry.bytes);
+    }
+    if CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok() {
+        atomic::add(count, 1);
+        return Inserted::New;
+    }
+    if let Some(found) = CALL_LIVE.get_ptr_mut(key) {
+        // SAFETY: a checked map value. The library has just given this address to us.
+        unsafe {
+            *old = *found;
+            *found = *entry;
+        }
+        return Inserted::Replaced;
+    }
+    full(entry.bytes)
+}
+
+/// Puts an allocation back whose free failed; false if its address has a new entry by now.
+#[inline(always)]
+pub fn put_back(key: &CallLiveKey, entry: &CallLive) -> bool {
+    if CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_err() {
+        return false;
+    }
+    if let Some(control) = control() {
+        // SAFETY: a checked map value.
+        atomic::add(unsafe { &raw mut (*control).call_live }, 1);
+    }
+    true
+}
+
+/// Takes a library function's allocation out, if it is there. Of two that try, one gets it.
+#[inline(always)]
+pub fn remove_call(key: &CallLiveKey) -> Option<CallLive> {
+    let found = CALL_LIVE.get_ptr(key)?;
+    // SAFETY: a checked map value.
+    let entry = unsafe { *found };
+    CALL_LIVE.remove(key).ok()?;
+    if let Some(control) = control() {
+        // SAFETY: a checked map value.
+        atomic::sub(unsafe { &raw mut (*control).call_live }, 1);
+    }
+    Some(entry)
+}
+
+#[inline(always)]
+fn full(bytes: u64) -> Inserted {
+    lost(LossCause::LiveMapFull, bytes);
+    Inserted::Full
+}

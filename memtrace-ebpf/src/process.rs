@@ -1,0 +1,214 @@
+//! Who a thread is: serial of its process and books of its address space, remembered in
+//! task storage so that the hot path asks once.
+
+use aya_ebpf::helpers::{
+    bpf_get_current_uid_gid,
+    generated::{bpf_get_current_cgroup_id, bpf_ktime_get_boot_ns, bpf_task_storage_get},
+};
+use memtrace_common::{
+    LossCause, Policy, ProcessEntry, ProcessFlags, ProcessKey, ProcessRecord, RecordKind,
+};
+
+use crate::{
+    atomic,
+    emit::emit,
+    globals,
+    loss::lost,
+    maps::{IDENTITY, POLICY_CGROUP, POLICY_COMM, POLICY_UID, PROCESSES, TRACED, control},
+    task::Task,
+};
+
+const BPF_NOEXIST: u64 = 1;
+const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
+
+/// What is remembered about a thread.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Identity {
+    /// Serial of its process; 0 while not known.
+    pub serial: u32,
+    /// Books of its address space.
+    pub space: u32,
+    /// [`ProcessFlags`].
+    pub flags: u32,
+    /// `Control::generation` when this was looked up.
+    pub generation: u32,
+}
+
+impl Identity {
+    /// Whether what it allocates is booked.
+    #[inline(always)]
+    pub fn booked(&self) -> bool {
+        self.flags & (ProcessFlags::EXCLUDED | ProcessFlags::SELF) == 0
+            && (globals::only_traced() == 0 || self.flags & ProcessFlags::TRACED != 0)
+    }
+}
+
+/// The identity of the running thread; `None`, counted, where it cannot be found out.
+#[inline(always)]
+pub fn current(task: Task) -> Option<Identity> {
+    let control = control()?;
+    // SAFETY: checked map values and a trusted task.
+    unsafe {
+        let identity = bpf_task_storage_get(
+            IDENTITY.as_ptr(),
+            task.as_ptr().cast(),
+            core::ptr::null_mut(),
+            BPF_LOCAL_STORAGE_GET_F_CREATE,
+        )
+        .cast::<Identity>();
+        if identity.is_null() {
+            lost(LossCause::UnknownProcess, 0);
+            return None;
+        }
+        let generation = (*control).generation as u32;
+        if (*identity).serial != 0 && (*identity).generation == generation {
+            return Some(*identity);
+        }
+        let key = task.process_key();
+        let entry = find_or_create(task, &key)?;
+        refresh_flags(entry);
+        (*identity).space = (*entry).space;
+        (*identity).flags = (*entry).flags;
+        (*identity).generation = generation;
+        (*identity).serial = (*entry).serial;
+        Some(*identity)
+    }
+}
+
+/// Makes the running thread look itself up again at its next event.
+#[inline(always)]
+pub fn forget_identity(task: Task) {
+    // SAFETY: a trusted task; without the create flag nothing is made.
+    unsafe {
+        let identity =
+            bpf_task_storage_get(IDENTITY.as_ptr(), task.as_ptr().cast(), core::ptr::null_mut(), 0)
+                .cast::<Identity>();
+        if !identity.is_null() {
+            (*identity).serial = 0;
+        }
+    }
+}
+
+/// The entry of a process, made if there is none.
+#[inline(never)]
+pub fn find_or_create(task: Task, key: &ProcessKey) -> Option<*mut ProcessEntry> {
+    if let Some(entry) = PROCESSES.get_ptr_mut(key) {
+        return Some(entry);
+    }
+    create(task, key, 0, 0, 0)
+}
+
+/// Makes the entry of a process; with a `shared_space` it uses another's books.
+#[inline(always)]
+pub fn create(
+    task: Task,
+    key: &ProcessKey,
+    flags: u32,
+    shared_space: u32,
+    shared_owner: u32,
+) -> Option<*mut ProcessEntry> {
+    let serial = next_serial()?;
+    let mut entry = ProcessEntry {
+        key: *key,
+        serial,
+        space: serial,
+        space_owner: serial,
+        parent_tgid: 0,
+        // SAFETY: no arguments.
+        cgroup: unsafe { bpf_get_current_cgroup_id() },
+        uid: bpf_get_current_uid_gid() as u32,
+        flags,
+        ended_ns: 0,
+        comm: task.leader_comm(),
+        version: 1,
+        reported: 0,
+    };
+    if shared_space != 0 {
+        entry.space = shared_space;
+        entry.space_owner = shared_owner;
+    }
+    if task.is_kernel_thread() {
+        entry.flags |= ProcessFlags::KERNEL_THREAD;
+    }
+    let made = PROCESSES.insert(key, &entry, BPF_NOEXIST);
+    let Some(found) = PROCESSES.get_ptr_mut(key) else {
+        lost(LossCause::UnknownProcess, 0);
+        return None;
+    };
+    if made.is_ok() {
+        refresh_flags(found);
+        report(found);
+    }
+    Some(found)
+}
+
+/// A number never given before, for a process or an address space.
+#[inline(always)]
+pub fn next_serial() -> Option<u32> {
+    let control = control()?;
+    // SAFETY: a checked map value. User space starts the counter at 1.
+    Some(unsafe { atomic::fetch_add(&raw mut (*control).next_serial, 1) } as u32)
+}
+
+/// Decides anew whether a process is traced or left out.
+#[inline(always)]
+pub fn refresh_flags(entry: *mut ProcessEntry) {
+    // SAFETY: a checked map value.
+    unsafe {
+        let mut flags = (*entry).flags & !ProcessFlags::EXCLUDED;
+        let tgid = (*entry).key.tgid;
+        if u64::from(tgid) == globals::self_tgid() {
+            flags |= ProcessFlags::SELF;
+        }
+        if globals::only_traced() != 0 && TRACED.get_ptr(tgid).is_some() {
+            flags |= ProcessFlags::TRACED;
+        }
+        if globals::policy_active() != 0 && excluded(entry) {
+            flags |= ProcessFlags::EXCLUDED;
+        }
+        (*entry).flags = flags;
+    }
+}
+
+#[inline(always)]
+fn excluded(entry: *mut ProcessEntry) -> bool {
+    // SAFETY: a checked map value.
+    let (comm, uid, cgroup) = unsafe { ((*entry).comm, (*entry).uid, (*entry).cgroup) };
+    let mut said = 0;
+    // SAFETY: values of preallocated maps that only user space changes.
+    unsafe {
+        said |= POLICY_COMM.get(comm).copied().unwrap_or(0);
+        said |= POLICY_UID.get(uid).copied().unwrap_or(0);
+        said |= POLICY_CGROUP.get(cgroup).copied().unwrap_or(0);
+    }
+    if said & Policy::EXCLUDE != 0 {
+        return true;
+    }
+    said & Policy::INCLUDE == 0 && globals::policy_default_exclude() != 0
+}
+
+/// Sends the entry; what the ring does not accept, the flush sends again.
+#[inline(always)]
+pub fn report(entry: *mut ProcessEntry) {
+    // SAFETY: a checked map value and reserved memory of the record's size.
+    unsafe {
+        let version = (*entry).version;
+        if emit(RecordKind::Process, |record: *mut ProcessRecord| {
+            core::ptr::copy_nonoverlapping(entry, &raw mut (*record).entry, 1);
+        }) {
+            (*entry).reported = version;
+        }
+    }
+}
+
+/// Notes that the last thread of a process has ended.
+#[inline(always)]
+pub fn end(entry: *mut ProcessEntry) {
+    // SAFETY: a checked map value.
+    unsafe {
+        (*entry).ended_ns = bpf_ktime_get_boot_ns();
+        (*entry).version += 1;
+    }
+    report(entry);
+}

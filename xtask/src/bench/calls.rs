@@ -1,0 +1,73 @@
+//! The cost of the call path: a pair of cudaMalloc and cudaFree, over the same functions with
+//! probes that do nothing.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, ensure};
+
+use super::measure::Bar;
+use super::rounds::{self, Bench, Loop, Plan};
+use super::tracer::{Programs, Tracer};
+
+/// memtrace over empty probes.
+const BAR: f64 = 1.8;
+/// Pairs a run: their records fit into the ring buffer even if nobody reads.
+const PAIRS: u32 = 3_000;
+/// What `bench_loops cuda` allocates.
+const BYTES: u32 = 4_096;
+
+/// Runs it on a CUDA runtime; its driver lies beside it.
+///
+/// # Errors
+///
+/// As [`rounds::run`], and where the libraries are not there.
+pub fn run(programs: &Programs, plan: Plan, runtime: &Path) -> anyhow::Result<Vec<String>> {
+    let runtime = runtime.canonicalize().with_context(|| {
+        format!(
+            "{} is not there: `cargo xtask test` builds it, or give --library",
+            runtime.display()
+        )
+    })?;
+    let driver = runtime.with_file_name("libcuda.so.1");
+    ensure!(driver.exists(), "{} is not there", driver.display());
+    let runtime = runtime.to_str().context("the path of the library is not UTF-8")?;
+    let driver = driver.to_str().context("the path of the library is not UTF-8")?;
+    // A process that has the libraries mapped when a tracer starts, so that they are probed
+    // from the first call on.
+    let _held = Held::new(&programs.loops, runtime)?;
+    let bench = Bench {
+        title: "Library calls: a cudaMalloc/cudaFree pair, memtrace daemon beside empty probes",
+        tracers: &[Tracer::Untraced, Tracer::Empty, Tracer::Memtrace],
+        loops: &[Loop { name: "cuda", iterations: PAIRS, arguments: &[runtime], bytes: BYTES }],
+        empty: &["libraries", runtime, driver],
+        domain: "cuda",
+        bar: Bar { base: Tracer::Empty, ratio: BAR },
+    };
+    rounds::run(&bench, programs, plan)
+}
+
+/// A child that keeps the library mapped.
+struct Held(Child);
+
+impl Held {
+    fn new(loops: &Path, library: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new(loops);
+        command.args(["hold", library]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut held = Self(command.spawn().context("starting bench_loops")?);
+        let output = held.0.stdout.as_mut().context("standard output is piped")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "ready\n", "bench_loops could not open {library}");
+        Ok(held)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It has ended, or never began.
+        let _ = self.0.wait();
+    }
+}
