@@ -6,7 +6,13 @@
 
 pub mod abilities;
 pub mod btf;
+pub mod coverage;
+pub mod deadline;
+pub mod discover;
 pub mod elf;
+pub mod inspect;
+mod ld_cache;
+pub mod libraries;
 pub mod error;
 pub mod mappings;
 mod misses;
@@ -14,6 +20,8 @@ pub mod memory;
 pub mod multi;
 pub mod options;
 pub mod perf;
+pub mod policy;
+pub mod preattach;
 mod plain;
 pub mod probing;
 mod ring;
