@@ -20,7 +20,7 @@ mod terms;
 pub use accounts::{AccountBooks, Holder, StackSample};
 pub use config::LedgerConfig;
 pub use effects::{Effects, Unfamiliar};
-pub use process::{Facts, Folded, FoldedKey, ProcessBooks};
+pub use process::{Facts, Folded, FoldedKey, ProcessBooks, text};
 pub use rows::{RowKey, RowSample};
 pub use space::{CallSite, Gap, Space};
 pub use stacks::Stacks;
@@ -155,12 +155,6 @@ impl Ledger {
     #[must_use]
     pub fn stacks(&self) -> &Stacks {
         &self.stacks
-    }
-
-    /// Terms of what is not kept any more, by domain.
-    #[must_use]
-    pub fn remainder(&self) -> &BTreeMap<Domain, Terms> {
-        &self.remainder
     }
 
     /// What should not have happened.

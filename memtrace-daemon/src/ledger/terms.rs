@@ -1,9 +1,35 @@
 //! From cumulative counters to the terms of conservation. Nothing here is ever guessed by
 //! subtraction except `live`, which is what was followed and has not left.
 
-use memtrace_common::{Account, Amount, Totals};
+use std::collections::BTreeMap;
 
+use memtrace_common::{Account, Amount, Domain, Totals};
+
+use super::Ledger;
+use crate::catalog;
 use crate::snapshot::Terms;
+
+impl Ledger {
+    /// Terms of the whole host by domain: all accounts, all address spaces, and what is not
+    /// kept any more.
+    #[must_use]
+    pub fn host_terms(&self) -> BTreeMap<Domain, Terms> {
+        let mut host = self.remainder.clone();
+        let kernel = host.entry(Domain::Kernel).or_default();
+        for books in self.accounts.iter() {
+            kernel.add(&of_account(&books.account));
+        }
+        for space in self.spaces.values() {
+            for (function, totals) in space.totals() {
+                if let Some((_, domain)) = catalog::name_and_domain(function) {
+                    let closed = space.closed_ns.is_some();
+                    host.entry(domain).or_default().add(&of_totals(totals, closed));
+                }
+            }
+        }
+        host
+    }
+}
 
 /// Terms of one kernel account: never closed, whoever ends.
 #[must_use]
