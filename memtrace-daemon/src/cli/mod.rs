@@ -2,3 +2,7 @@
 //! anything about memory.
 
 pub mod args;
+pub mod client;
+pub mod dump;
+pub mod output;
+pub mod status;
