@@ -4,7 +4,14 @@
 //! Must never wait for a file, a process or a socket: whatever can take long runs elsewhere
 //! and answers with records.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -84,6 +91,8 @@ pub struct Parts {
     pub requests: mpsc::Receiver<Request>,
     /// Where snapshots are published.
     pub published: Arc<ArcSwap<Snapshot>>,
+    /// Whether start-up attachment is done.
+    pub ready: Arc<AtomicBool>,
     /// Called at every flush: the engine is alive.
     pub beat: Box<dyn Fn() + Send>,
 }
@@ -285,7 +294,7 @@ impl Engine {
             host: self.parts.host_info.clone(),
         };
         let mut snapshot = self.core.snapshot(anchor.monotonic_ns, &setting);
-        snapshot.runtime.ready = true;
+        snapshot.runtime.ready = self.parts.ready.load(Ordering::Acquire);
         snapshot.runtime.program_seconds = self.parts.tracer.run_seconds().into_iter().collect();
         for name in self.parts.tracer.attached() {
             snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
