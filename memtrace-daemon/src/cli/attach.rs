@@ -3,10 +3,14 @@
 use std::{collections::BTreeSet, os::fd::OwnedFd, time::Duration};
 
 use anyhow::{Context, bail};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 use tokio::{
-    io::{Interest, unix::AsyncFd},
     signal::unix::{SignalKind, signal},
+    task::spawn_blocking,
     time::sleep,
 };
 
@@ -15,6 +19,8 @@ use super::{
     session::Session,
     traced::{self, STATUS_CONDITION},
 };
+
+const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Follows the process; the exit status.
 ///
@@ -31,7 +37,7 @@ pub async fn attach(arguments: AttachArgs) -> anyhow::Result<u8> {
     traced::mention_daemon();
     let session = Session::start(plan).await?;
     follow(&session, pid).await?;
-    if has_ended(&process) {
+    if wait_for_end(&process, Some(&NOT_AT_ALL)).context("cannot wait for the process")? {
         session.end().await?;
         bail!("process {pid} has ended while memtrace was attaching; nothing was traced");
     }
@@ -39,8 +45,8 @@ pub async fn attach(arguments: AttachArgs) -> anyhow::Result<u8> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     let longest = report.duration.unwrap_or(Duration::MAX);
     tokio::select! {
-        ended = process.readable() => {
-            ended.context("cannot wait for the process")?;
+        ended = spawn_blocking(move || wait_for_end(&process, None)) => {
+            ended?.context("cannot wait for the process")?;
             sleep(report.settle).await;
         }
         () = sleep(longest) => {}
@@ -52,29 +58,30 @@ pub async fn attach(arguments: AttachArgs) -> anyhow::Result<u8> {
 }
 
 /// A descriptor of the process that becomes readable at its end.
-fn open(pid: u32) -> anyhow::Result<AsyncFd<OwnedFd>> {
+fn open(pid: u32) -> anyhow::Result<OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let opened = number.map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
-    match opened {
-        Some(Ok(fd)) => AsyncFd::try_with_interest(fd, Interest::READABLE)
-            .map_err(|error| anyhow::Error::from(std::io::Error::from(error)))
-            .context("cannot wait for the process"),
-        None | Some(Err(rustix::io::Errno::SRCH)) => {
+    match number.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(fd)) => Ok(fd),
+        None | Some(Err(Errno::SRCH)) => {
             bail!("there is no process {pid}; `ps -e` lists those there are")
         }
         // A thread's id.
-        Some(Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT)) => {
+        Some(Err(Errno::INVAL | Errno::NOENT)) => {
             bail!("{pid} is a thread, not a process; give the process' --pid")
         }
         Some(Err(error)) => bail!("cannot open process {pid}: {error}"),
     }
 }
 
-fn has_ended(process: &AsyncFd<OwnedFd>) -> bool {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let mut polled = [PollFd::new(process.get_ref(), PollFlags::IN)];
-    poll(&mut polled, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }))
-        .is_ok_and(|ready| ready > 0)
+/// Waits for the end of the process; with a time, no longer than that. Whether it has ended.
+fn wait_for_end(process: &OwnedFd, longest: Option<&Timespec>) -> rustix::io::Result<bool> {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    loop {
+        match poll(&mut polled, longest) {
+            Err(Errno::INTR) => {}
+            other => return other.map(|ready| ready > 0),
+        }
+    }
 }
 
 /// Follows the process and all its descendants. The process first: a child that it makes

@@ -107,7 +107,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !plan.subjects.is_empty()
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
-    plan.verdict = config.verdict.clone();
+    plan.verdict = (&config.verdict).into();
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
 }
