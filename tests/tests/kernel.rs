@@ -41,7 +41,6 @@ fn a_thousand_kept_messages_are_live_to_the_byte_and_the_slab_agrees() -> Result
     let before = slab::active_objects(SLAB)?;
     let traced = traced(&[], &["keep", "1000", "1000"])?;
     let after = slab::active_objects(SLAB)?;
-    let _queues = traced.queues()?;
 
     let process = traced.process()?;
     let books = messages(process);
@@ -121,7 +120,6 @@ fn messages_of_an_ended_process_stay_until_somebody_else_frees_them() -> Result<
 #[ignore = "needs root: cargo xtask test"]
 fn one_call_site_reached_by_two_paths_is_one_netted_account() -> Result<()> {
     let traced = traced(&[], &["both-paths", "100", "1000"])?;
-    let _queues = traced.queues()?;
     let process = traced.process()?;
     let rows: Vec<&Site> = process.sites("kernel").filter(|s| s.passes("load_msg")).collect();
     assert_eq!(rows.len(), 1, "{rows:#?}");
@@ -134,7 +132,6 @@ fn one_call_site_reached_by_two_paths_is_one_netted_account() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn one_call_site_reached_by_two_paths_is_two_exact_sites() -> Result<()> {
     let traced = traced(&["--exact"], &["both-paths", "100", "1000"])?;
-    let _queues = traced.queues()?;
     let process = traced.process()?;
     for path in ["msgsnd", "mq_timedsend"] {
         let rows: Vec<&Site> = process
