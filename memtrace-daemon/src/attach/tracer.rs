@@ -351,7 +351,7 @@ impl Tracer {
     ) -> Result<Option<Account>, TracerError> {
         const NAME: &str = "mt_accounts";
         let map_error = |source| TracerError::Map { name: NAME, source };
-        let mut accounts: Array<&mut MapData, Plain<Account>> = typed_mut(&mut self.ebpf, NAME)?;
+        let accounts: Array<&MapData, Plain<Account>> = typed(&self.ebpf, NAME)?;
         let Plain(account) = accounts.get(&slot, 0).map_err(map_error)?;
         if account.key != *key {
             return Ok(None);

@@ -24,7 +24,7 @@ use crate::{
         libraries::Libraries,
         memory,
         options::{Options, Sizes, Subject},
-        policy::FilePolicy,
+        policy::Options as FilePolicy,
         tracer::Tracer,
         watcher::Watcher,
     },
@@ -48,7 +48,7 @@ const RECORDS: usize = 65_536;
 const REQUESTS: usize = 64;
 
 /// What a session is to do.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "holds a function")]
 pub struct Plan {
     /// Domains, depth, sizes.
     pub options: Options,
