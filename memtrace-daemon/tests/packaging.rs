@@ -1,5 +1,7 @@
 //! What is packaged is what its own tools accept: systemd's and Prometheus'.
 
+#![cfg(test)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
