@@ -20,6 +20,8 @@ pub struct OutputError {
 #[derive(Debug)]
 pub struct Output {
     file: Option<(File, PathBuf)>,
+    /// Whether anything has been written: until then an existing file keeps what it has.
+    started: bool,
 }
 
 impl Output {
@@ -29,9 +31,9 @@ impl Output {
     ///
     /// One line, where the file cannot be made.
     pub fn open(path: Option<&Path>) -> Result<Self, OutputError> {
-        let Some(path) = path else { return Ok(Self { file: None }) };
-        match File::create(path) {
-            Ok(file) => Ok(Self { file: Some((file, path.to_owned())) }),
+        let Some(path) = path else { return Ok(Self { file: None, started: true }) };
+        match File::options().write(true).create(true).truncate(false).open(path) {
+            Ok(file) => Ok(Self { file: Some((file, path.to_owned())), started: false }),
             Err(source) => Err(OutputError { to: path.display().to_string(), source }),
         }
     }
@@ -73,7 +75,13 @@ impl Output {
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.file {
-            Some((file, _)) => file.write(bytes),
+            Some((file, _)) => {
+                if !std::mem::replace(&mut self.started, true) {
+                    // What is no regular file (a pipe, a terminal) has no length; no matter.
+                    drop(file.set_len(0));
+                }
+                file.write(bytes)
+            }
             None => io::stdout().write(bytes),
         }
     }
@@ -98,6 +106,18 @@ mod tests {
             "cannot write /nonexistent/report: No such file or directory (os error 2); \
              name another file with -o"
         );
+    }
+
+    #[test]
+    fn an_old_report_stays_until_there_is_a_new_one() {
+        let path = std::env::temp_dir().join(format!("memtrace-output-{}", std::process::id()));
+        std::fs::write(&path, "the old report").unwrap();
+        let mut output = Output::open(Some(&path)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"the old report");
+        output.write_all(b"new ").unwrap();
+        output.write_all(b"report").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new report");
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -6,8 +6,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::Deserialize;
 
-use crate::cli::args::parse_site;
-use crate::config::values::parse_domain;
+use crate::config::values::{parse_domain, parse_site};
 use crate::report::{Filter, Format};
 
 /// Nobody has a terminal this wide; a larger figure is no width.
