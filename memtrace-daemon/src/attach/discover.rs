@@ -140,8 +140,10 @@ pub struct Scan {
     pub files: HashMap<FileKey, CodeMapping>,
     /// Processes whose maps could not be read in time: they are stuck in the kernel.
     pub stuck: Vec<u32>,
-    /// Whether all processes that are not stuck were seen. Only then does a file that is not
-    /// in `files` have no mapping.
+    /// Processes that may not be looked into: nothing was ever found through one of them.
+    pub denied: Vec<u32>,
+    /// Whether all other processes were looked into. Only then is a file that is not in `files`
+    /// mapped no more.
     pub complete: bool,
 }
 
@@ -169,6 +171,7 @@ pub fn scan_process(pid: u32, scan: &mut Scan) {
         }
         // It has ended, which is no loss.
         Ok(Err(error)) if ended(&error) => {}
+        Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => scan.denied.push(pid),
         Ok(Err(_)) => scan.complete = false,
         Err(deadline::Late::Deadline(_)) => {
             scan.stuck.push(pid);
@@ -201,6 +204,8 @@ pub fn processes() -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+
     use super::*;
 
     #[test]
@@ -247,10 +252,17 @@ mod tests {
     #[ignore = "needs root: cargo xtask test"]
     fn a_deleted_file_opens_as_long_as_it_is_mapped() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("sleep");
-        fs::copy("/bin/sleep", &path).unwrap();
+        let path = directory.path().join("cat");
+        fs::copy("/bin/cat", &path).unwrap();
         let inode = fs::metadata(&path).unwrap().ino();
-        let mut child = std::process::Command::new(&path).arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new(&path)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It runs, and so is mapped, once it answers.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         fs::remove_file(&path).unwrap();
         let mut scan = Scan::default();
         scan_process(child.id(), &mut scan);

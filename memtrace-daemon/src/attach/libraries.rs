@@ -5,7 +5,6 @@
 //! and never forget a file that is still mapped: an inode that is mapped cannot be reused.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +18,8 @@ use super::deadline::Late;
 use super::discover::FileKey;
 use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
-use super::policy::Options;
-use super::probing::{Prober, Probes, explain, probe};
+use super::policy::FilePolicy;
+use super::probing::{Probed, Prober, Probes, explain, probe};
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
 
@@ -102,7 +101,7 @@ enum State {
 /// All files that are known, and the probes on them.
 pub struct Libraries<P: Prober> {
     prober: P,
-    options: Options,
+    policy: FilePolicy,
     attached: BTreeMap<u32, Attachment<P::Link>>,
     files: HashMap<Identity, State>,
     keys: HashMap<FileKey, Identity>,
@@ -113,10 +112,10 @@ pub struct Libraries<P: Prober> {
 
 impl<P: Prober> Libraries<P> {
     /// No files yet.
-    pub fn new(prober: P, options: Options) -> Self {
+    pub fn new(prober: P, policy: FilePolicy) -> Self {
         Self {
             prober,
-            options,
+            policy,
             attached: BTreeMap::new(),
             files: HashMap::new(),
             keys: HashMap::new(),
@@ -167,7 +166,7 @@ impl<P: Prober> Libraries<P> {
             return None;
         }
         let row = coverage::row(found, &inspection);
-        if let Some(reason) = self.options.refusal(&found.path, &inspection) {
+        if let Some(reason) = self.policy.refusal(&found.path, &inspection) {
             self.refuse(identity, row, reason.to_owned(), false);
             return None;
         }
@@ -319,7 +318,7 @@ impl<P: Prober> Libraries<P> {
     fn no_place(&mut self, inspection: &Inspection) -> Option<String> {
         let uid = inspection.twin.uid;
         let of_uid = |a: &&Attachment<P::Link>| !a.named && a.inspection.twin.uid == uid;
-        let limit = self.options.max_files_per_uid;
+        let limit = self.policy.max_files_per_uid;
         if self.attached.values().filter(of_uid).count() >= limit {
             return Some(format!("{limit} files of user id {uid} are probed already"));
         }
@@ -327,12 +326,12 @@ impl<P: Prober> Libraries<P> {
     }
 
     fn full(&self) -> String {
-        format!("{} files are probed already", self.options.max_files)
+        format!("{} files are probed already", self.policy.max_files)
     }
 
     /// Lets go of a file that nobody runs, if all places are taken. Whether there is a place.
     fn make_room(&mut self) -> bool {
-        if self.attached.len() >= self.options.max_files {
+        if self.attached.len() >= self.policy.max_files {
             let idle = self.attached.iter().find(|(_, a)| !a.mapped && !a.named).map(|(id, _)| *id);
             match idle {
                 Some(id) => self.detach(id),
@@ -352,7 +351,7 @@ impl<P: Prober> Libraries<P> {
         let identity = inspection.identity;
         let id = self.next;
         let points: Vec<(u64, u64)> = self
-            .options
+            .policy
             .wanted(&inspection)
             .into_iter()
             .map(|(function, offset)| (offset, cookie(id, function)))
@@ -360,7 +359,7 @@ impl<P: Prober> Libraries<P> {
         if points.is_empty() {
             return Err("its domains are off".to_owned());
         }
-        let (probes, points) = match probe(&self.prober, inspection.file.as_fd(), points) {
+        let Probed { probes, points } = match probe(&self.prober, inspection.file.as_fd(), points) {
             Ok(probed) => probed,
             Err(error) => {
                 let reason = explain(&error, self.prober.by());
@@ -375,7 +374,7 @@ impl<P: Prober> Libraries<P> {
             .chain(inspection.points.aliases.iter().copied())
             .collect();
         let refused = self
-            .options
+            .policy
             .wanted(&inspection)
             .into_iter()
             .filter(|(function, _)| !functions.contains(function))

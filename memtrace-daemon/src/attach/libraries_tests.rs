@@ -1,6 +1,7 @@
 //! Tests of `libraries.rs`, with a prober that only takes notes.
 
 use std::cell::RefCell;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
@@ -67,12 +68,12 @@ struct World {
 }
 
 impl World {
-    fn new(options: Options) -> Self {
+    fn new(policy: FilePolicy) -> Self {
         let fake = Fake::default();
         Self {
             directory: tempfile::tempdir().unwrap(),
             notes: Rc::clone(&fake.0),
-            libraries: Libraries::new(fake, options),
+            libraries: Libraries::new(fake, policy),
         }
     }
 
@@ -115,7 +116,7 @@ fn found(path: &Path, major: u32) -> Found {
 
 #[test]
 fn a_library_is_attached_once_returns_first_and_says_so() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = world.runtime("a");
     let id = world.find(&path).unwrap();
     // The same file by a hard link and by another device number.
@@ -137,7 +138,7 @@ fn a_library_is_attached_once_returns_first_and_says_so() {
 
 #[test]
 fn what_is_no_catalog_library_is_remembered_without_a_row() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = TestLibrary::default().build(world.directory.path(), "libcudart.so.12");
     assert_eq!(world.find(&path), None);
     assert_eq!(world.libraries.coverage(), []);
@@ -146,15 +147,16 @@ fn what_is_no_catalog_library_is_remembered_without_a_row() {
 
 #[test]
 fn domains_that_are_off_are_not_attached() {
-    let options = Options { domains: vec![Domain::Pinned], ..Options::default() };
-    let mut world = World::new(options);
+    let policy = FilePolicy { domains: vec![Domain::Pinned], ..FilePolicy::default() };
+    let mut world = World::new(policy);
     let path = world.runtime("a");
     world.find(&path).unwrap();
     let mut functions = world.libraries.coverage().remove(0).functions;
     functions.sort();
     assert_eq!(functions, ["cudaFreeHost", "cudaHostAlloc", "cudaMallocHost"]);
 
-    let mut world = World::new(Options { domains: vec![Domain::Kernel], ..Options::default() });
+    let mut world =
+        World::new(FilePolicy { domains: vec![Domain::Kernel], ..FilePolicy::default() });
     let path = world.runtime("a");
     assert_eq!(world.find(&path), None);
     assert_eq!(world.reason(&path), "its domains are off");
@@ -162,15 +164,15 @@ fn domains_that_are_off_are_not_attached() {
 
 #[test]
 fn the_limits_hold_and_a_place_that_nobody_uses_is_given_away() {
-    let options = Options { max_files: 3, max_files_per_uid: 2, ..Options::default() };
-    let mut world = World::new(options);
+    let policy = FilePolicy { max_files: 3, max_files_per_uid: 2, ..FilePolicy::default() };
+    let mut world = World::new(policy);
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| world.runtime(name));
     assert!(world.find(&a).is_some() && world.find(&b).is_some());
     assert_eq!(world.find(&c), None);
     assert!(world.reason(&c).contains("2 files of user id"));
     // A person's word counts beyond the limit of a user.
     let named = world.libraries.add_named(&d).unwrap();
-    world.libraries.options.max_files_per_uid = 9;
+    world.libraries.policy.max_files_per_uid = 9;
     // All files are mapped: nothing to give away. What was refused is tried again after.
     world.libraries.sweep(|_| true);
     assert!(world.libraries.is_new(found(&c, 1).key.unwrap()));
@@ -187,12 +189,12 @@ fn the_limits_hold_and_a_place_that_nobody_uses_is_given_away() {
 
 #[test]
 fn the_configuration_excludes_by_build_id_and_by_path() {
-    let options = Options {
+    let policy = FilePolicy {
         exclude_build_ids: vec!["00ff".to_owned()],
         exclude_paths: vec![PathBuf::from("/opt/vendor")],
-        ..Options::default()
+        ..FilePolicy::default()
     };
-    let mut world = World::new(options);
+    let mut world = World::new(policy);
     let path = TestLibrary {
         soname: Some("libcudart.so.12"),
         arguments: &["-Wl,--build-id=0x00ff"],
@@ -208,14 +210,14 @@ fn the_configuration_excludes_by_build_id_and_by_path() {
     assert_eq!(world.libraries.admit(&below, inspection()), None);
     assert!(world.reason(Path::new("/opt/vendor/lib/x")).contains("path"));
 
-    let mut world = World::new(world.libraries.options);
+    let mut world = World::new(world.libraries.policy);
     let beside = Found { path: b"/opt/vendors/lib/x".to_vec(), ..found(&other, 1) };
     assert!(world.libraries.admit(&beside, inspection()).is_some());
 }
 
 #[test]
 fn a_named_file_is_attached_by_its_symbols_whatever_it_is_called() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = TestLibrary::default().build(world.directory.path(), "program");
     let id = world.libraries.add_named(&path).unwrap();
     assert_eq!(world.libraries.add_named(&path).unwrap(), id);
@@ -233,7 +235,7 @@ fn a_named_file_is_attached_by_its_symbols_whatever_it_is_called() {
 
 #[test]
 fn naming_a_library_that_was_found_adds_its_own_functions() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = world.runtime("a");
     let found = world.find(&path).unwrap();
     let named = world.libraries.add_named(&path).unwrap();
@@ -244,7 +246,7 @@ fn naming_a_library_that_was_found_adds_its_own_functions() {
 
 #[test]
 fn of_two_views_of_one_file_one_is_let_go_until_the_other_is_gone() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let a = world.runtime("a");
     let b = world.directory.path().join("b");
     // A copy that agrees in everything, as two overlay mounts show one file.
@@ -270,7 +272,7 @@ fn of_two_views_of_one_file_one_is_let_go_until_the_other_is_gone() {
 
 #[test]
 fn files_that_differ_are_no_duplicates_whatever_the_kernel_saw() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let (a, b) = (world.runtime("a"), world.runtime("b"));
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(9);
     let times = std::fs::FileTimes::new().set_modified(later);
@@ -282,7 +284,7 @@ fn files_that_differ_are_no_duplicates_whatever_the_kernel_saw() {
 
 #[test]
 fn a_deleted_file_is_let_go_when_nobody_runs_it_and_no_sooner() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = world.runtime("a");
     world.find(&path).unwrap();
     world.libraries.sweep(|_| false);
@@ -297,7 +299,7 @@ fn a_deleted_file_is_let_go_when_nobody_runs_it_and_no_sooner() {
 
 #[test]
 fn a_point_that_the_kernel_refuses_does_not_cost_the_others() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = world.runtime("a");
     let inspection = inspect(elf::open(&path).unwrap(), false).unwrap();
     let (function, offset) = inspection.points.points[2];
@@ -312,7 +314,7 @@ fn a_point_that_the_kernel_refuses_does_not_cost_the_others() {
 
 #[test]
 fn a_refusal_names_the_capabilities_and_is_tried_again() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let path = world.runtime("a");
     world.notes.borrow_mut().refuse_all = Some(libc::EPERM);
     assert_eq!(world.find(&path), None);
@@ -326,7 +328,7 @@ fn a_refusal_names_the_capabilities_and_is_tried_again() {
 
 #[test]
 fn what_cannot_be_read_is_remembered_while_it_is_mapped() {
-    let mut world = World::new(Options::default());
+    let mut world = World::new(FilePolicy::default());
     let at = |path: &[u8], inode| Found {
         key: Some(FileKey { major: 1, minor: 0, inode }),
         path: path.to_vec(),

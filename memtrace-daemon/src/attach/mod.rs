@@ -33,3 +33,4 @@ mod test_files;
 mod test_programs;
 pub mod tracer;
 pub mod watcher;
+pub mod watch;

@@ -13,7 +13,7 @@ use crate::catalog::{Function, library_function, library_functions};
 
 /// What may be attached.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct FilePolicy {
     /// Domains that are on.
     pub domains: Vec<Domain>,
     /// Files attached at a time.
@@ -26,7 +26,7 @@ pub struct Options {
     pub exclude_paths: Vec<PathBuf>,
 }
 
-impl Default for Options {
+impl Default for FilePolicy {
     fn default() -> Self {
         Self {
             domains: vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned],
@@ -38,7 +38,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl FilePolicy {
     /// Whether a function is probed. One that frees is, when any domain is on whose pointers
     /// it could free: `cudaFree` also frees managed memory.
     #[must_use]
@@ -84,10 +84,10 @@ mod tests {
     use super::*;
 
     fn wanted(domains: &[Domain]) -> Vec<&'static str> {
-        let options = Options { domains: domains.to_vec(), ..Options::default() };
+        let policy = FilePolicy { domains: domains.to_vec(), ..FilePolicy::default() };
         library_functions()
             .iter()
-            .filter(|function| options.wants(function))
+            .filter(|function| policy.wants(function))
             .map(|function| function.symbol)
             .collect()
     }

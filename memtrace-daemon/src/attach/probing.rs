@@ -93,13 +93,20 @@ pub(super) struct Probes<L> {
     _returning: L,
 }
 
+/// Probes, and the points (file offset, cookie) that they are on.
+#[derive(Debug)]
+pub(super) struct Probed<L> {
+    pub(super) probes: Probes<L>,
+    pub(super) points: Vec<(u64, u64)>,
+}
+
 /// Attaches to all points of a file, at entry and return, or if the kernel takes offence at
-/// one of them, to those that it takes one by one. The points that are probed.
+/// one of them, to those that it takes one by one.
 pub(super) fn probe<P: Prober>(
     prober: &P,
     file: BorrowedFd<'_>,
     mut points: Vec<(u64, u64)>,
-) -> io::Result<(Probes<P::Link>, Vec<(u64, u64)>)> {
+) -> io::Result<Probed<P::Link>> {
     // Returns first: a call that is entered between the two steps is not seen at all, instead
     // of being entered and never returned from.
     let both = |points: &[(u64, u64)]| {
@@ -108,7 +115,7 @@ pub(super) fn probe<P: Prober>(
         io::Result::Ok(Probes { _entry: entry, _returning: returning })
     };
     let error = match both(&points) {
-        Ok(probes) => return Ok((probes, points)),
+        Ok(probes) => return Ok(Probed { probes, points }),
         Err(error) => error,
     };
     if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
@@ -118,7 +125,7 @@ pub(super) fn probe<P: Prober>(
     if points.is_empty() {
         return Err(error);
     }
-    Ok((both(&points)?, points))
+    Ok(Probed { probes: both(&points)?, points })
 }
 
 /// What to do about an attachment that the kernel refused.
@@ -220,5 +227,28 @@ mod tests {
             returning: PerfProgram::new(pmu, returning),
         };
         check(&probing, &entries, &returns, ("mt_test_probed_perf", mt_test_probed_perf));
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test"]
+    fn the_call_programs_load_for_uprobe_multi_and_attach_to_a_library() {
+        use crate::attach::options::Options;
+        use crate::attach::tracer::Tracer;
+
+        let mut tracer =
+            Tracer::load(&Options::new(vec![memtrace_common::Domain::Cuda], 2)).unwrap();
+        let probing = tracer.probing().unwrap();
+        assert_eq!(probing.by(), "uprobe_multi");
+        let directory = tempfile::tempdir().unwrap();
+        let path = crate::attach::test_files::Library::default().build(directory.path(), "lib.so");
+        let file = open(&path).unwrap();
+        let found = symbols::find(&file, library_functions(), false).unwrap();
+        let points: Vec<(u64, u64)> = found
+            .points
+            .iter()
+            .map(|(function, offset)| (*offset, memtrace_common::cookie(1, *function)))
+            .collect();
+        let probed = probe(&probing, file.as_fd(), points.clone()).unwrap();
+        assert_eq!(probed.points, points);
     }
 }

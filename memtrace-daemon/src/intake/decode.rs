@@ -3,8 +3,8 @@
 use bytemuck::{AnyBitPattern, pod_read_unaligned};
 use bytes::Buf;
 use memtrace_common::{
-    AccountRecord, AllocationRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, ProcessRecord,
-    RecordHeader, RecordKind, TotalsRecord,
+    AccountRecord, AllocationRecord, DuplicateRecord, FreeRecord, KernelSampleRecord,
+    ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
 };
 use thiserror::Error;
 
@@ -56,9 +56,15 @@ pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Record), DecodeError> {
         }
         RecordKind::Totals => {
             let record: TotalsRecord = body(kind, bytes)?;
-            Record::Totals { time_ns: record.header.time_ns, key: record.key, totals: record.totals }
+            Record::Totals {
+                time_ns: record.header.time_ns,
+                key: record.key,
+                totals: record.totals,
+            }
         }
-        RecordKind::Allocation => Record::Allocation(Box::new(body::<AllocationRecord>(kind, bytes)?)),
+        RecordKind::Allocation => {
+            Record::Allocation(Box::new(body::<AllocationRecord>(kind, bytes)?))
+        }
         RecordKind::Failure => Record::Failure(Box::new(body::<AllocationRecord>(kind, bytes)?)),
         RecordKind::Free => Record::Free(body::<FreeRecord>(kind, bytes)?),
         RecordKind::Duplicate => Record::Duplicate(body::<DuplicateRecord>(kind, bytes)?),
@@ -70,7 +76,11 @@ fn body<T: AnyBitPattern>(kind: RecordKind, bytes: &[u8]) -> Result<T, DecodeErr
     if bytes.len() == size_of::<T>() {
         Ok(pod_read_unaligned(bytes))
     } else {
-        Err(DecodeError::WrongLength { kind: kind.name(), got: bytes.len(), expected: size_of::<T>() })
+        Err(DecodeError::WrongLength {
+            kind: kind.name(),
+            got: bytes.len(),
+            expected: size_of::<T>(),
+        })
     }
 }
 

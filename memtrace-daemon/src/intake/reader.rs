@@ -72,7 +72,9 @@ impl Reader {
                 }
                 Err(error) => {
                     self.unreadable = self.unreadable.saturating_add(1);
-                    tracing::error!("a record was not understood: {error}; this is a fault of memtrace");
+                    tracing::error!(
+                        "a record was not understood: {error}; this is a fault of memtrace"
+                    );
                 }
             }
         }

@@ -151,7 +151,8 @@ fn kernel_site(id: u64, live: Amount) -> Site {
             kernel("load_msg", 0x5b, false),
             kernel("do_msgsnd", 0x7a, false),
             kernel("do_syscall_64", 0x82, false),
-        ].into(),
+        ]
+        .into(),
         frames_sampled: true,
         samples: vec![Sample {
             weight_bytes: live.bytes,
@@ -160,7 +161,8 @@ fn kernel_site(id: u64, live: Amount) -> Site {
             user_frames: vec![
                 frame("send_all", "/usr/local/bin/queue", "queue.c", 31),
                 frame("main", "/usr/local/bin/queue", "queue.c", 77),
-            ].into(),
+            ]
+            .into(),
         }],
         allocations: live.count * 3,
         allocated_bytes: live.bytes * 3,
@@ -291,7 +293,8 @@ pub(crate) fn run() -> Snapshot {
         frames: vec![
             frame("make_leak", "/home/me/leaky", "/home/me/leaky.c", 12),
             frame("main", "/home/me/leaky", "/home/me/leaky.c", 30),
-        ].into(),
+        ]
+        .into(),
         ..site(0xfeed_beef, "cuda", "cudaMalloc", amount(16 << 16, 16))
     };
     let mut leaky = process(4242, "leaky", vec![kernel_site(0x123, amount(2_048_000, 1000)), leak]);

@@ -1,0 +1,323 @@
+//! Keeps probes on every library of the catalog that any process runs: hears of new mappings,
+//! looks through /proc now and then, and hands each new file to `libraries.rs`.
+//!
+//! Blocks for as long as a file takes to be looked at, up to a deadline: runs on a thread of
+//! its own, never on the engine's.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::coverage;
+use super::deadline;
+use super::discover::{self, CodeMapping};
+use super::elf::{self, ElfError};
+use super::inspect::{Inspection, inspect};
+use super::libraries::{Found, Libraries, LibraryError, NotInspected};
+use super::mappings::{Mappings, MappingsError};
+use super::probing::Prober;
+use crate::snapshot::CoverageRow;
+
+/// How often [`Watcher::tick`] should be called: a file that is mapped for the first time is
+/// probed within this and some ms.
+pub const TICK: Duration = Duration::from_millis(20);
+
+/// Between looks through /proc where the kernel tells of new mappings: a net for what it could
+/// not tell, and the time after which unmapped files are let go.
+const SLOW_RESCAN: Duration = Duration::from_secs(30);
+/// The same where the kernel does not tell, and the shortest time between two looks at all.
+const FAST_RESCAN: Duration = Duration::from_secs(1);
+/// A file that cannot be looked at within this time lies on something dead.
+const FILE_DEADLINE: Duration = Duration::from_secs(2);
+/// A process that was stuck is left alone for so long.
+const STUCK_FOR: Duration = Duration::from_secs(300);
+
+/// Finds libraries and keeps probes on them.
+pub struct Watcher<P: Prober> {
+    libraries: Libraries<P>,
+    mappings: Option<Mappings>,
+    /// Why the kernel does not tell of new mappings.
+    deaf: Option<MappingsError>,
+    stuck: Vec<(u32, Instant)>,
+    denied: Vec<u32>,
+    scanned: Option<Instant>,
+    /// Mappings were lost since the last look through /proc.
+    lost: bool,
+}
+
+impl<P: Prober> Watcher<P> {
+    /// Hears of mappings from now on. Nothing is attached until [`Watcher::rescan`] or
+    /// [`Watcher::tick`].
+    pub fn new(libraries: Libraries<P>) -> Self {
+        let (mappings, deaf) = match Mappings::open() {
+            Ok(mappings) => (Some(mappings), None),
+            Err(error) => (None, Some(error)),
+        };
+        let (stuck, denied) = (Vec::new(), Vec::new());
+        Self { libraries, mappings, deaf, stuck, denied, scanned: None, lost: false }
+    }
+
+    /// Why new libraries are found late, if so.
+    #[must_use]
+    pub const fn deaf(&self) -> Option<&MappingsError> {
+        self.deaf.as_ref()
+    }
+
+    /// Attaches to a file that a person named.
+    ///
+    /// # Errors
+    /// That it cannot be read, has none of the functions, or cannot be probed.
+    pub fn add_named(&mut self, path: &Path) -> Result<u32, LibraryError> {
+        self.libraries.add_named(path)
+    }
+
+    /// Attaches to files that a command is going to load, see `preattach.rs`. Whether coverage
+    /// has changed.
+    pub fn preattach(&mut self, candidates: &[PathBuf]) -> bool {
+        let mut changed = false;
+        for path in candidates {
+            let found =
+                Found { path: path.as_os_str().as_encoded_bytes().to_vec(), ..Found::default() };
+            let path = path.clone();
+            changed |= self.look(&found, move || elf::open(&path));
+        }
+        changed
+    }
+
+    /// Looks at what was mapped since the last call, and through /proc when it is time.
+    /// Whether coverage has changed.
+    ///
+    /// # Errors
+    /// That /proc cannot be listed.
+    pub fn tick(&mut self, now: Instant) -> io::Result<bool> {
+        let mut new: Vec<CodeMapping> = Vec::new();
+        if let Some(mappings) = &mut self.mappings {
+            let libraries = &self.libraries;
+            let lost = mappings.drain(|mapping| {
+                let mapping = CodeMapping::from(mapping);
+                let known = new.iter().any(|other| other.key == mapping.key);
+                if mapping.key.inode != 0 && !known && libraries.is_new(mapping.key) {
+                    new.push(mapping);
+                }
+            });
+            self.lost |= lost > 0;
+        }
+        let mut changed = false;
+        for mapping in new {
+            changed |= self.look_at(mapping);
+        }
+        let hurry = self.mappings.is_none() || self.lost;
+        let interval = if hurry { FAST_RESCAN } else { SLOW_RESCAN };
+        let due = self.scanned.is_none_or(|last| now.duration_since(last) >= interval);
+        Ok(changed | (due && self.rescan(now)?))
+    }
+
+    /// Looks through the maps of all processes: attaches to what is new, lets go of what is
+    /// gone. Whether coverage has changed.
+    ///
+    /// # Errors
+    /// That /proc cannot be listed.
+    pub fn rescan(&mut self, now: Instant) -> io::Result<bool> {
+        let before = self.coverage();
+        self.scanned = Some(now);
+        self.lost = false;
+        self.stuck.retain(|(pid, since)| {
+            now.duration_since(*since) < STUCK_FOR && Path::new(&format!("/proc/{pid}")).exists()
+        });
+        let skip: Vec<u32> = self.stuck.iter().map(|(pid, _)| *pid).collect();
+        let scan = discover::scan(&skip)?;
+        self.stuck.extend(scan.stuck.iter().map(|pid| (*pid, now)));
+        self.denied = scan.denied;
+        // A process that could not be looked into may map anything.
+        if scan.complete && skip.is_empty() {
+            self.libraries.sweep(|key| scan.files.contains_key(&key));
+        }
+        for mapping in scan.files.into_values() {
+            if self.libraries.is_new(mapping.key) {
+                self.look_at(mapping);
+            }
+        }
+        Ok(before != self.coverage())
+    }
+
+    /// Takes one of two attachments away that fire for the same call. Whether coverage has
+    /// changed.
+    pub fn duplicate(&mut self, first: u32, second: u32) -> bool {
+        self.libraries.duplicate(first, second)
+    }
+
+    /// Files attached.
+    #[must_use]
+    pub fn attached(&self) -> usize {
+        self.libraries.attached()
+    }
+
+    /// A row for each library of the catalog that was seen, one for each process that is stuck,
+    /// and one for all processes that may not be looked into.
+    #[must_use]
+    pub fn coverage(&self) -> Vec<CoverageRow> {
+        let mut rows = self.libraries.coverage();
+        rows.extend(self.stuck.iter().map(|(pid, _)| {
+            let reason = "its maps cannot be read: it is stuck in the kernel; libraries that \
+                          only it runs are not probed";
+            coverage::process(*pid, reason.to_owned())
+        }));
+        if let Some(first) = self.denied.first() {
+            let reason = format!(
+                "the maps of {} processes, this one among them, may not be read: libraries that \
+                 only they run are not probed (CAP_SYS_PTRACE lets a tracer read them)",
+                self.denied.len()
+            );
+            rows.push(coverage::process(*first, reason));
+        }
+        rows
+    }
+
+    /// Detaches from everything.
+    pub fn detach_all(&mut self) {
+        self.libraries.detach_all();
+    }
+
+    fn look_at(&mut self, mapping: CodeMapping) -> bool {
+        let found =
+            Found { key: Some(mapping.key), path: mapping.path.clone(), pid: Some(mapping.pid) };
+        self.look(&found, move || mapping.open())
+    }
+
+    fn look(
+        &mut self,
+        found: &Found,
+        open: impl FnOnce() -> Result<std::fs::File, ElfError> + Send + 'static,
+    ) -> bool {
+        let work = move || open().and_then(|file| inspect(file, false));
+        let inspected: Result<Inspection, NotInspected> = deadline::run(FILE_DEADLINE, work)
+            .map_err(NotInspected::from)
+            .and_then(|inspected| inspected.map_err(NotInspected::from));
+        match inspected {
+            Ok(inspection) => {
+                // Of all files only libraries of the catalog have a row.
+                let changed = inspection.library.is_some();
+                self.libraries.admit(found, inspection);
+                changed
+            }
+            Err(why) => {
+                self.libraries.not_inspected(found, &why);
+                matches!(why, NotInspected::Late(_))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::attach::policy::FilePolicy;
+    use crate::attach::test_files::Library;
+
+    /// Attaches to nothing.
+    struct Idle;
+
+    impl Prober for Idle {
+        type Link = ();
+
+        fn attach(&self, _: BorrowedFd<'_>, _: &[(u64, u64)], _: bool) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn by(&self) -> &'static str {
+            "uprobe_multi"
+        }
+    }
+
+    fn watcher() -> Watcher<Idle> {
+        Watcher::new(Libraries::new(Idle, FilePolicy::default()))
+    }
+
+    /// Runs a program that has mapped `library` when this returns.
+    fn run_with(library: &Path) -> Child {
+        use std::io::{Read as _, Write as _};
+        let mut child = Command::new("/bin/cat")
+            .env("LD_PRELOAD", library)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It has loaded everything once it answers.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    }
+
+    fn row<'a>(rows: &'a [CoverageRow], path: &Path) -> Option<&'a CoverageRow> {
+        rows.iter().find(|row| row.path.as_deref() == path.to_str())
+    }
+
+    #[test]
+    fn a_rescan_finds_what_runs_and_lets_go_of_what_is_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = Library { soname: Some("libcudart.so.12"), ..Library::default() }
+            .build(directory.path(), "with a space");
+        let link = directory.path().join("link");
+        std::fs::hard_link(&path, &link).unwrap();
+        let mut watcher = watcher();
+        let mut child = run_with(&link);
+        assert!(watcher.rescan(Instant::now()).unwrap());
+        let before = watcher.coverage();
+        let before = row(&before, &link).unwrap();
+        assert!(before.attached);
+        assert_eq!(before.pid, Some(child.id()));
+        watcher.rescan(Instant::now()).unwrap();
+        assert_eq!(row(&watcher.coverage(), &link), Some(before), "nothing is new");
+        // Deleted, but running: it stays.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&link).unwrap();
+        watcher.rescan(Instant::now()).unwrap();
+        assert_eq!(row(&watcher.coverage(), &link), Some(before));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(watcher.rescan(Instant::now()).unwrap());
+        assert!(row(&watcher.coverage(), &link).is_none());
+    }
+
+    #[test]
+    fn what_a_command_will_load_is_attached_before_it_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = Library { soname: Some("libcuda.so.1"), ..Library::default() }
+            .build(directory.path(), "driver");
+        let mut watcher = watcher();
+        watcher.rescan(Instant::now()).unwrap();
+        assert!(watcher.preattach(&[path.clone(), PathBuf::from("/nowhere")]));
+        let rows = watcher.coverage();
+        let before = row(&rows, &path).unwrap();
+        assert_eq!((before.functions.len(), before.pid), (6, None));
+        // When it is mapped, it is not attached again.
+        let mut child = run_with(&path);
+        watcher.rescan(Instant::now()).unwrap();
+        let rows = watcher.coverage();
+        assert_eq!(row(&rows, &path).unwrap().pid, Some(child.id()));
+        assert_eq!(rows.iter().filter(|row| row.path.as_deref() == path.to_str()).count(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test"]
+    fn the_kernel_tells_of_a_library_that_is_mapped_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = Library { soname: Some("libcudart.so.12"), ..Library::default() }
+            .build(directory.path(), "late");
+        let mut watcher = watcher();
+        assert!(watcher.deaf().is_none());
+        watcher.rescan(Instant::now()).unwrap();
+        assert!(row(&watcher.coverage(), &path).is_none());
+        let mut child = run_with(&path);
+        // No look through /proc is due: the kernel has told.
+        assert!(watcher.tick(Instant::now()).unwrap());
+        assert!(row(&watcher.coverage(), &path).is_some_and(|row| row.attached));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
