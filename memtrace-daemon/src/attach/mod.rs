@@ -31,6 +31,6 @@ pub mod sys;
 mod test_files;
 #[cfg(test)]
 mod test_programs;
+pub mod thread;
 pub mod tracer;
-pub mod watcher;
 pub mod watch;

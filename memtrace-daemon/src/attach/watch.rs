@@ -14,7 +14,7 @@ use super::discover::{self, CodeMapping};
 use super::elf::{self, ElfError};
 use super::inspect::{Inspection, inspect};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
-use super::mappings::{Mappings, MappingsError};
+use super::mappings::{Mapping, Mappings, MappingsError};
 use super::probing::Prober;
 use crate::snapshot::CoverageRow;
 
@@ -84,16 +84,17 @@ impl<P: Prober> Watcher<P> {
         changed
     }
 
-    /// Looks at what was mapped since the last call, and through /proc when it is time.
-    /// Whether coverage has changed.
+    /// Looks at what was mapped since the last call, of which `told` hears, and through /proc
+    /// when it is time. Whether coverage has changed.
     ///
     /// # Errors
     /// That /proc cannot be listed.
-    pub fn tick(&mut self, now: Instant) -> io::Result<bool> {
+    pub fn tick(&mut self, now: Instant, told: impl Fn(&Mapping)) -> io::Result<bool> {
         let mut new: Vec<CodeMapping> = Vec::new();
         if let Some(mappings) = &mut self.mappings {
             let libraries = &self.libraries;
             let lost = mappings.drain(|mapping| {
+                told(&mapping);
                 let mapping = CodeMapping::from(mapping);
                 let known = new.iter().any(|other| other.key == mapping.key);
                 if mapping.key.inode != 0 && !known && libraries.is_new(mapping.key) {
@@ -315,7 +316,7 @@ mod tests {
         assert!(row(&watcher.coverage(), &path).is_none());
         let mut child = run_with(&path);
         // No look through /proc is due: the kernel has told.
-        assert!(watcher.tick(Instant::now()).unwrap());
+        assert!(watcher.tick(Instant::now(), |_| {}).unwrap());
         assert!(row(&watcher.coverage(), &path).is_some_and(|row| row.attached));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -24,9 +24,11 @@ use crate::{
         libraries::Libraries,
         memory,
         options::{Options, Sizes, Subject},
-        policy::Options as FilePolicy,
+        mappings,
+        policy::FilePolicy,
+        thread::AttachThread,
         tracer::Tracer,
-        watcher::Watcher,
+        watch::Watcher,
     },
     engine::{
         CoreConfig,
@@ -100,7 +102,7 @@ pub struct Session {
     requests: mpsc::Sender<Request>,
     published: Arc<ArcSwap<Snapshot>>,
     engine: JoinHandle<Arc<Snapshot>>,
-    watcher: Option<Arc<Watcher>>,
+    attacher: Option<Arc<AttachThread>>,
     ready: Arc<AtomicBool>,
 }
 
@@ -143,8 +145,8 @@ impl Session {
             };
             Host::start(deliver).context("cannot start a thread")?
         };
-        let watcher = if options.books_calls() {
-            Some(Arc::new(start_watcher(&mut tracer, files, stacks.clone(), records.clone())?))
+        let attacher = if options.books_calls() {
+            Some(Arc::new(start_attacher(&mut tracer, files, stacks.clone(), records.clone())?))
         } else {
             None
         };
@@ -160,7 +162,7 @@ impl Session {
             reader,
             stacks,
             host,
-            watcher: watcher.clone(),
+            attacher: attacher.clone(),
             policy: cgroups,
             attached_at: ClockAnchor::now(),
             host_info,
@@ -177,7 +179,7 @@ impl Session {
             beat,
         });
         let engine = tokio::spawn(engine.run());
-        let session = Self { requests, published, engine, watcher, ready };
+        let session = Self { requests, published, engine, attacher, ready };
         session.attach_libraries(named, expected).await?;
         session.ready.store(true, Ordering::Release);
         Ok(session)
@@ -188,7 +190,7 @@ impl Session {
         named: Vec<PathBuf>,
         expected: Vec<PathBuf>,
     ) -> anyhow::Result<()> {
-        let Some(watcher) = self.watcher.clone() else {
+        let Some(attacher) = self.attacher.clone() else {
             return match named.first() {
                 Some(path) => {
                     bail!("{} is named, but no domain of library functions is on", path.display())
@@ -198,12 +200,10 @@ impl Session {
         };
         spawn_blocking(move || -> anyhow::Result<()> {
             for path in named {
-                watcher.name(path)??;
+                attacher.name(path)??;
             }
-            for path in expected {
-                watcher.consider(path)?;
-            }
-            Ok(watcher.rescan()?)
+            attacher.preattach(expected)?;
+            Ok(attacher.rescan()?)
         })
         .await?
     }
@@ -246,25 +246,25 @@ impl Session {
     /// # Errors
     /// That the engine has failed.
     pub async fn end(self) -> anyhow::Result<Arc<Snapshot>> {
-        let Self { requests, published: _, engine, watcher, ready: _ } = self;
+        let Self { requests, published: _, engine, attacher, ready: _ } = self;
         drop(requests);
         let last = engine.await.context(ENGINE_GONE)?;
         // Closing links takes a while; the last owner waits for the thread.
-        spawn_blocking(move || drop(watcher)).await?;
+        spawn_blocking(move || drop(attacher)).await?;
         Ok(last)
     }
 }
 
 const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
 
-fn start_watcher(
+fn start_attacher(
     tracer: &mut Tracer,
     files: FilePolicy,
     stacks: Stacks,
     records: mpsc::Sender<Record>,
-) -> anyhow::Result<Watcher> {
-    let libraries = Libraries::new(tracer.probing()?, files);
-    let told = move |mapping: &crate::attach::mappings::Mapping| {
+) -> anyhow::Result<AttachThread> {
+    let watcher = Watcher::new(Libraries::new(tracer.probing()?, files));
+    let told = move |mapping: &mappings::Mapping| {
         stacks.mapping(&Mapping {
             tgid: mapping.pid,
             start: mapping.address,
@@ -282,7 +282,7 @@ fn start_watcher(
             tracing::warn!("the engine is too busy to hear what is covered");
         }
     };
-    Watcher::start(libraries, told, covered).context("cannot start a thread")
+    AttachThread::start(watcher, told, covered).context("cannot start a thread")
 }
 
 /// Tests make maps tiny, so that every branch that drops something is taken.

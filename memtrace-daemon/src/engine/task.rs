@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{Anchor, Core, CoreConfig, Setting, policy::CgroupPolicy};
 use crate::{
-    attach::{error::TracerError, tracer::Tracer, watcher::Watcher},
+    attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk, clock::ClockAnchor},
     intake::Reader,
     ledger::Effects,
@@ -76,7 +76,7 @@ pub struct Parts {
     /// Looks at the host.
     pub host: Host,
     /// Attaches to libraries; `None` where no domain of library functions is on.
-    pub watcher: Option<Arc<Watcher>>,
+    pub attacher: Option<Arc<AttachThread>>,
     /// Who is booked by cgroup or unit.
     pub policy: CgroupPolicy,
     /// When the probes were attached.
@@ -197,11 +197,11 @@ impl Engine {
     /// Takes records out of the ring; whether there may be more.
     fn drain(&mut self) -> bool {
         let Self { core, parts, unfamiliar, .. } = self;
-        let Parts { tracer, reader, stacks, host, watcher, policy, attached_at, .. } = parts;
+        let Parts { tracer, reader, stacks, host, attacher, policy, attached_at, .. } = parts;
         let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, attached_at };
         reader.drain(DRAIN_LIMIT, |_, record| {
-            if let (Record::Duplicate(duplicate), Some(watcher)) = (&record, watcher.as_deref()) {
-                watcher.duplicate(duplicate.first, duplicate.second);
+            if let (Record::Duplicate(duplicate), Some(attacher)) = (&record, attacher.as_deref()) {
+                attacher.duplicate(duplicate.first, duplicate.second);
             }
             todo.apply(core, &record);
         })
