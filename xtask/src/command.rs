@@ -5,6 +5,7 @@ use std::{
     env,
     ffi::OsStr,
     fmt::Display,
+    io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -35,11 +36,20 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Runs a command and waits for its success.
+/// Runs a command and waits for its success. What it prints goes to standard error, so that
+/// the standard output of `cargo xtask run` is memtrace's alone.
 ///
 /// # Errors
 /// Says which command could not be run or how it failed.
 pub fn run(command: &mut Command) -> Result<()> {
+    run_for_output(command.stdout(io::stderr()))
+}
+
+/// Runs a command whose standard output is what was asked for, and waits for its success.
+///
+/// # Errors
+/// Says which command could not be run or how it failed.
+pub fn run_for_output(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("    {line}");
     let status =
