@@ -27,7 +27,7 @@ pub fn test(filters: &[OsString]) -> Result<()> {
     command::step("tests on the real kernel");
     command::run_for_output(
         command::cargo()
-            .args(["test", "--package", "memtrace-tests", "--tests", "--no-fail-fast", "--"])
+            .args(["test", "--tests", "--no-fail-fast", "--"])
             .args(["--ignored", "--test-threads=1"])
             .args(filters),
     )
