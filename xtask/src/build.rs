@@ -27,5 +27,5 @@ pub fn release() -> Result<()> {
 
 /// Where the release binary is.
 pub fn binary() -> PathBuf {
-    command::root().join("target/release/memtrace")
+    command::target().join("release/memtrace")
 }

@@ -5,6 +5,7 @@ use std::{
     env,
     ffi::OsStr,
     fmt::Display,
+    io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -15,6 +16,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 pub fn root() -> PathBuf {
     // Compiled in: `cargo xtask` works from any directory below it.
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// The directory that cargo builds into.
+pub fn target() -> PathBuf {
+    root().join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// Says what is done now.
@@ -35,11 +41,20 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Runs a command and waits for its success.
+/// Runs a command and waits for its success. What it prints goes to standard error, so that
+/// the standard output of `cargo xtask run` is memtrace's alone.
 ///
 /// # Errors
 /// Says which command could not be run or how it failed.
 pub fn run(command: &mut Command) -> Result<()> {
+    run_for_output(command.stdout(io::stderr()))
+}
+
+/// Runs a command whose standard output is what was asked for, and waits for its success.
+///
+/// # Errors
+/// Says which command could not be run or how it failed.
+pub fn run_for_output(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("    {line}");
     let status =

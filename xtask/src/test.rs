@@ -22,12 +22,12 @@ pub fn test(filters: &[OsString]) -> Result<()> {
     build::release()?;
 
     command::step("tests that need no privilege");
-    command::run(command::cargo().args(["test", "--no-fail-fast", "--"]).args(filters))?;
+    command::run_for_output(command::cargo().args(["test", "--no-fail-fast", "--"]).args(filters))?;
 
     command::step("tests on the real kernel");
-    command::run(
+    command::run_for_output(
         command::cargo()
-            .args(["test", "--package", "memtrace-tests", "--tests", "--no-fail-fast", "--"])
+            .args(["test", "--tests", "--no-fail-fast", "--"])
             .args(["--ignored", "--test-threads=1"])
             .args(filters),
     )

@@ -1,63 +1,43 @@
 //! NVIDIA's real libcudart 12 and 13, from PyPI, for the tests that the catalog's symbols
-//! resolve and that failing calls book nothing. Left under `target/cudart`.
+//! resolve and that failing calls book nothing. Left in the environment `target/venv`.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::command::{root, run, step};
+use crate::command::{run, step, target};
 
-/// A library: the name that tests use, its package, and where that keeps it.
-const LIBRARIES: [(&str, &str, &str); 2] = [
-    ("libcudart.so.12", "nvidia-cuda-runtime-cu12==12.9.79", "nvidia/cuda_runtime/lib"),
-    ("libcudart.so.13", "nvidia-cuda-runtime==13.5.37", "nvidia/cu13/lib"),
+/// A library below `site-packages`, and the package that brings it.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia-cuda-runtime-cu12==12.9.79"),
+    ("nvidia/cu13/lib/libcudart.so.13", "nvidia-cuda-runtime==13.5.37"),
 ];
 
 /// Brings both libraries where one is missing.
 ///
 /// # Errors
-/// One sentence with what failed.
+/// Which step failed, or which library its package does not hold.
 pub fn ensure() -> Result<()> {
-    let directory = root().join("target/cudart");
-    let there = |name: &str| directory.join(name).exists();
-    if LIBRARIES.iter().all(|(name, ..)| there(name)) {
+    let environment = target().join("venv");
+    if LIBRARIES.iter().all(|(library, _)| is_in(&environment, library)) {
         return Ok(());
     }
     step("NVIDIA's libcudart 12 and 13, from PyPI");
-    let environment = directory.join("venv");
     // Debian's own python: python3-venv belongs to it, and not to another one on PATH.
     let python = "/usr/bin/python3";
     run(Command::new(python).args(["-m", "venv"]).arg(&environment))?;
-    let packages = LIBRARIES.map(|(_, package, _)| package);
+    let packages = LIBRARIES.map(|(_, package)| package);
     run(Command::new(environment.join("bin/pip")).arg("install").args(packages))?;
-
-    let site = site_packages(&environment)?;
-    for (name, package, place) in LIBRARIES {
-        let library = site.join(place).join(name);
-        ensure!(library.exists(), "{package} came without {}", library.display());
-        let link = directory.join(name);
-        if !link.exists() {
-            symlink(&library, &link)
-                .with_context(|| format!("cannot make the link {}", link.display()))?;
-        }
+    for (library, package) in LIBRARIES {
+        ensure!(is_in(&environment, library), "{package} came without {library}");
     }
     Ok(())
 }
 
-/// `lib/python3.*/site-packages` of an environment.
-fn site_packages(environment: &Path) -> Result<PathBuf> {
-    let library = environment.join("lib");
-    let versions = fs::read_dir(&library)
-        .with_context(|| format!("cannot list {}", library.display()))?
-        .flatten()
-        .map(|entry| entry.path().join("site-packages"));
+/// Whether a file is below `lib/python3.*/site-packages` of an environment.
+fn is_in(environment: &Path, file: &str) -> bool {
+    let versions = fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
     versions
-        .into_iter()
-        .find(|path| path.is_dir())
-        .with_context(|| format!("no site-packages below {}", library.display()))
+        .map(|version| version.path().join("site-packages").join(file))
+        .any(|path| path.exists())
 }

@@ -15,6 +15,6 @@ pub fn install() -> Result<()> {
     step(format_args!("bpf-linker {LINKER_VERSION} (one to two minutes)"));
     let arguments = ["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"];
     run(cargo().args(arguments)).with_context(|| {
-        format!("type `cargo install bpf-linker --version {LINKER_VERSION} --locked` to see why")
+        format!("bpf-linker is not there, type `cargo install bpf-linker --version {LINKER_VERSION} --locked` to see why")
     })
 }
