@@ -8,7 +8,7 @@ use memtrace_common::{
 use super::accounts::{Accepted, Holder, StackSample};
 use super::effects::Unfamiliar;
 use super::process::ProcessBooks;
-use super::space::ClosedCall;
+use super::space::{ClosedCall, Space};
 use super::stacks::Need;
 use super::{Effects, Ledger};
 use crate::record::{Observation, Record, StackKey, StackOrigin};
@@ -22,7 +22,9 @@ impl Ledger {
                 self.account_record(*time_ns, account);
             }
             Record::KernelSample(sample) => self.sample_record(sample),
-            Record::Totals { time_ns: _, key, totals } => self.totals_record(*key, totals),
+            Record::Totals { time_ns, key, totals } => {
+                self.totals_record(*time_ns, *key, totals);
+            }
             Record::Allocation(call) => self.allocation_record(call),
             Record::Failure(call) => self.failure_record(call),
             Record::Free(free) => self.free_record(free),
@@ -90,25 +92,48 @@ impl Ledger {
             process.ended_ns = Some(time_ns);
             self.ended.push_back(serial);
         }
+        self.share(entry, 1, time_ns);
         if entry.space != 0 && self.forgotten_spaces.get(&entry.space).is_none() {
             self.own(entry.space, entry.space_owner, true, time_ns);
+        }
+        if let Some(known) = known {
+            self.share(&known, -1, time_ns);
+            self.close_left(known.space_owner, time_ns);
         }
         self.close_left(serial, time_ns);
     }
 
+    /// Counts a running process into, or out of, the space that it shares with another.
+    fn share(&mut self, entry: &ProcessEntry, change: i32, time_ns: u64) {
+        let shares = !entry.ended() && entry.space != 0 && entry.space_owner != entry.serial;
+        if shares && self.forgotten_spaces.get(&entry.space).is_none() {
+            let new = || Space::new(time_ns);
+            let space = self.spaces.entry(entry.space).or_insert_with(new);
+            space.sharers = space.sharers.saturating_add_signed(change);
+            if space.sharers > 0 && !space.swept {
+                // Heard of late: its owner's end did not end it.
+                space.closed_ns = None;
+            }
+        }
+    }
+
     /// Says whose an address space is; a process record says it for certain, a call's does not.
     fn own(&mut self, id: u32, owner: u32, certain: bool, time_ns: u64) {
-        let space = self.spaces.entry(id).or_default();
+        let space = self.spaces.entry(id).or_insert_with(|| Space::new(time_ns));
         if self.forgotten_processes.get(&owner).is_some() {
+            // It ended, and was let go, before this space was heard of.
             space.closed_ns.get_or_insert(time_ns);
             self.closing.push(id);
+            self.ownerless.push(id);
         } else if space.owner == Some(owner) {
             space.owner_certain |= certain;
         } else if space.owner.is_none() || (certain && !space.owner_certain) {
             let guessed = space.owner.replace(owner);
             space.owner_certain = certain;
-            // If a wrong owner's end closed it, it was never closed.
-            space.closed_ns = None;
+            if !space.swept {
+                // If a wrong owner's end closed it, it was never closed.
+                space.closed_ns = None;
+            }
             if let Some(wrong) = guessed.and_then(|serial| self.processes.get_mut(&serial)) {
                 wrong.spaces.retain(|space| *space != id);
             }
@@ -118,7 +143,8 @@ impl Ledger {
         self.close_left(owner, time_ns);
     }
 
-    /// Closes the spaces that a process has left: by exec, or by its end.
+    /// Closes the spaces that a process has left, by exec or by its end, unless another process
+    /// still runs in them.
     fn close_left(&mut self, serial: u32, time_ns: u64) {
         let Some(process) = self.processes.get(&serial) else {
             return;
@@ -126,6 +152,7 @@ impl Ledger {
         for id in &process.spaces {
             if process.has_left(*id)
                 && let Some(space) = self.spaces.get_mut(id)
+                && space.sharers == 0
                 && space.closed_ns.is_none()
             {
                 space.closed_ns = Some(time_ns);
@@ -214,14 +241,17 @@ impl Ledger {
         self.stacks.want(key, origin, frames, Need::Example).then_some(key)
     }
 
-    fn totals_record(&mut self, key: TotalsKey, totals: &Totals) {
+    fn totals_record(&mut self, time_ns: u64, key: TotalsKey, totals: &Totals) {
         let Ok(function) = FunctionId::try_from(key.function) else {
             return;
         };
         if self.forgotten_spaces.get(&key.space).is_some() {
             return;
         }
-        let space = self.spaces.entry(key.space).or_default();
+        let space = self.spaces.entry(key.space).or_insert_with(|| {
+            self.ownerless.push(key.space);
+            Space::new(time_ns)
+        });
         space.accept(function, totals);
         if space.closed_ns.is_some() && !space.swept && space.holds() {
             self.closing.push(key.space);
@@ -235,9 +265,13 @@ impl Ledger {
         if swept || self.forgotten_spaces.get(&call.space).is_some() {
             return None;
         }
-        let known = self.spaces.get(&call.space).is_some_and(|space| space.owner.is_some());
-        if !known && call.serial != 0 {
-            self.own(call.space, call.serial, false, call.header.time_ns);
+        let time_ns = call.header.time_ns;
+        let space = self.spaces.entry(call.space).or_insert_with(|| {
+            self.ownerless.push(call.space);
+            Space::new(time_ns)
+        });
+        if space.owner.is_none() && call.serial != 0 {
+            self.own(call.space, call.serial, false, time_ns);
         }
         let frames = used(&call.user, call.user_frames);
         let stack = StackKey::user(call.space, frames);
@@ -254,7 +288,9 @@ impl Ledger {
         let Some((function, stack)) = self.place(call) else {
             return;
         };
-        let space = self.spaces.entry(call.space).or_default();
+        let Some(space) = self.spaces.get_mut(&call.space) else {
+            return;
+        };
         let new = space.allocate(call.id, function, stack, call.bytes, call.header.time_ns);
         if let (true, Some(reason)) = (new, early) {
             space.free(call.id, reason);
@@ -263,8 +299,9 @@ impl Ledger {
     }
 
     fn failure_record(&mut self, call: &AllocationRecord) {
-        if let Some((function, stack)) = self.place(call) {
-            let space = self.spaces.entry(call.space).or_default();
+        if let Some((function, stack)) = self.place(call)
+            && let Some(space) = self.spaces.get_mut(&call.space)
+        {
             space.fail(function, stack, call.header.time_ns);
         }
     }
