@@ -11,6 +11,8 @@ mod kernel_rows;
 mod picture;
 mod row;
 #[cfg(test)]
+mod rules;
+#[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod tests;

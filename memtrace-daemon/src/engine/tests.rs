@@ -7,7 +7,7 @@ use memtrace_common::FreeReason;
 use proptest::prelude::*;
 
 use super::Core;
-use super::simulation::{Fate, SECOND, World, allocators, config, hasty, setting};
+use super::simulation::{Fate, World, allocators, config, hasty, setting};
 use crate::snapshot::{Process, Snapshot};
 
 #[derive(Clone, Debug)]
@@ -220,12 +220,4 @@ proptest! {
             serde_json::to_string(&replayed.snapshot(world.now_ns, &setting())).unwrap();
         prop_assert_eq!(first, second);
     }
-}
-
-#[test]
-fn time_passes_in_the_simulation() {
-    let mut world = World::new(hasty());
-    let before = world.now_ns;
-    world.tick(2);
-    assert_eq!(world.now_ns, before + 2 * SECOND);
 }
