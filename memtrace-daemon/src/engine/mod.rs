@@ -15,6 +15,8 @@ mod rules;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
+mod stack_rules;
+#[cfg(test)]
 mod tests;
 
 pub use core::{Anchor, Core, CoreConfig, Setting};

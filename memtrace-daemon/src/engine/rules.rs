@@ -12,27 +12,33 @@ use crate::ledger::LedgerConfig;
 use crate::record::{Observation, Record, StackOrigin};
 use crate::snapshot::{Process, Site, Snapshot};
 
-fn world() -> World {
+pub(super) fn world() -> World {
     World::new(LedgerConfig::default())
 }
 
-fn cuda_malloc() -> u16 {
+pub(super) fn cuda_malloc() -> u16 {
     allocators()[0]
 }
 
-fn process(picture: &Snapshot, pid: u32) -> &Process {
+pub(super) fn process(picture: &Snapshot, pid: u32) -> &Process {
     picture.processes.iter().find(|process| process.pid == pid).unwrap()
 }
 
-fn named<'a>(picture: &'a Snapshot, comm: &str) -> &'a Process {
+pub(super) fn named<'a>(picture: &'a Snapshot, comm: &str) -> &'a Process {
     picture.processes.iter().find(|process| process.comm == comm).unwrap()
 }
 
-fn site<'a>(process: &'a Process, note: Option<&str>) -> &'a Site {
+pub(super) fn site<'a>(process: &'a Process, note: Option<&str>) -> &'a Site {
     process.sites.iter().find(|site| site.note == note).unwrap()
 }
 
-fn account(slot: u32, call_site: u64, first_ns: u64, allocated: u64, freed: u64) -> Account {
+pub(super) fn account(
+    slot: u32,
+    call_site: u64,
+    first_ns: u64,
+    allocated: u64,
+    freed: u64,
+) -> Account {
     let amount = |count| Amount { count, bytes: 64 * count };
     Account {
         key: AccountKey {
@@ -51,7 +57,7 @@ fn account(slot: u32, call_site: u64, first_ns: u64, allocated: u64, freed: u64)
     }
 }
 
-fn tell_account(world: &mut World, account: Account) {
+pub(super) fn tell_account(world: &mut World, account: Account) {
     let time_ns = world.now_ns;
     world.tell(Record::Account { time_ns, account });
 }
@@ -384,88 +390,6 @@ fn interrupts_and_what_found_no_account_are_nobodys() {
     assert_eq!(unknown.sites[0].note, Some("unattributed"));
     assert_eq!(unknown.domains["kernel"].terms.dropped, dropped);
     assert!(picture.domains["kernel"].conserved());
-}
-
-fn sample(detail: u64, kernel: &[u64], weight: u64) -> Record {
-    let mut sample = KernelSampleRecord::zeroed();
-    sample.header = header(10);
-    sample.account = account(1 + detail as u32, 0x100, 5, 1, 0);
-    sample.account.key.detail = detail;
-    sample.weight = weight;
-    sample.kernel_frames = kernel.len() as u32;
-    sample.kernel[..kernel.len()].copy_from_slice(kernel);
-    Record::KernelSample(Box::new(sample))
-}
-
-#[test]
-fn a_netted_account_is_one_site_with_samples_and_exact_ones_are_sites_of_their_own() {
-    let mut world = world();
-    world.start(None, false, Arrives);
-    world.tell(sample(0, &[7, 8, 0x100, 0x10], 10));
-    world.tell(sample(0, &[7, 8, 0x100, 0x20], 90));
-    let picture = world.snapshot();
-    let row = &process(&picture, 1_001).sites[0];
-    assert!(row.frames_sampled);
-    assert_eq!(row.samples.len(), 2);
-    assert_eq!(row.samples[0].weight_bytes, 90, "heaviest first");
-    let names: Vec<_> = row.frames.iter().map(|frame| frame.symbol.clone().unwrap()).collect();
-    assert_eq!(names, ["f256", "f32"], "the tracer's own frames are cut off");
-    let netted = row.id;
-
-    let mut world = World::new(LedgerConfig::default());
-    world.start(None, false, Arrives);
-    world.tell(sample(1, &[7, 8, 0x100, 0x10], 10));
-    world.tell(sample(2, &[7, 8, 0x100, 0x20], 90));
-    let picture = world.snapshot();
-    let rows = &process(&picture, 1_001).sites;
-    assert_eq!(rows.len(), 2);
-    assert!(rows.iter().all(|row| !row.frames_sampled && row.id.is_some() && row.id != netted));
-    tell_account(
-        &mut world,
-        Account {
-            key: AccountKey { detail: 9, ..account(9, 0x100, 5, 1, 0).key },
-            ..account(9, 0x100, 5, 1, 0)
-        },
-    );
-    let picture = world.snapshot();
-    let unseen = site(process(&picture, 1_001), Some("its stack was not seen"));
-    assert_eq!((unseen.id, unseen.frames.len()), (None, 1), "its call site is all that is known");
-}
-
-#[test]
-fn a_stack_is_asked_for_once_and_has_a_reason_until_it_has_a_name() {
-    let world = world();
-    let mut core = world.core;
-    let first = core.apply(&sample(0, &[7, 0x100, 0x10], 10));
-    assert_eq!(first.stacks.len(), 2, "the call site and the whole stack");
-    assert!(first.stacks.iter().all(|stack| stack.origin == StackOrigin::Kernel));
-    assert_eq!(core.apply(&sample(0, &[7, 0x100, 0x10], 20)).stacks.len(), 0);
-    assert_eq!(core.unnamed().count(), 2);
-    let picture = core.snapshot(20, &super::simulation::setting());
-    let row = &named(&picture, "[unknown]").sites[0];
-    assert_eq!(row.id, None);
-    assert_eq!(row.frames[0].reason.as_deref(), Some("not resolved yet"));
-    for stack in &first.stacks {
-        core.apply(&Record::Stack(super::simulation::label(stack)));
-    }
-    assert_eq!(core.unnamed().count(), 0);
-    let picture = core.snapshot(20, &super::simulation::setting());
-    assert!(named(&picture, "[unknown]").sites[0].id.is_some());
-}
-
-#[test]
-fn stacks_are_bounded_and_what_finds_no_room_is_unattributed_and_counted() {
-    let mut world = World::new(LedgerConfig { max_stacks: 4, ..LedgerConfig::default() });
-    let app = world.start(None, false, Arrives);
-    for caller in 0..10 {
-        world.call(app, cuda_malloc(), 2 * caller, 10, true, Arrives);
-    }
-    world.totals(Arrives);
-    let picture = world.snapshot();
-    let app = process(&picture, 1_001);
-    assert_eq!(app.sites.len(), 5);
-    assert_eq!(site(app, Some("unattributed")).live_bytes, 60);
-    assert_eq!(picture.loss["stack_budget"].count, 6);
 }
 
 #[test]

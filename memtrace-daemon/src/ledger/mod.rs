@@ -6,8 +6,10 @@
 
 mod accounts;
 mod apply;
+mod calls;
 mod config;
 mod effects;
+mod lives;
 mod process;
 mod reap;
 mod recent;
