@@ -1,15 +1,14 @@
 //! One test a rule of contracts §2 that user space decides, each on a story short enough to
 //! be followed by hand.
 
-use memtrace_common::bytemuck::Zeroable;
 use memtrace_common::{
-    Account, AccountKey, Amount, Context, FreeReason, FreeRecord, KMALLOC, KernelSampleRecord,
-    LossCause, LossCounter, Totals, TotalsKey, UNATTRIBUTED_SLOT,
+    Account, AccountKey, Amount, Context, FreeReason, FreeRecord, KMALLOC, LossCause, LossCounter,
+    Totals, TotalsKey, UNATTRIBUTED_SLOT,
 };
 
-use super::simulation::{Fate::Arrives, Fate::IsLost, SECOND, World, allocators, hasty, header};
+use super::simulation::{Fate::Arrives, Fate::IsLost, SECOND, World, allocators, hasty};
 use crate::ledger::LedgerConfig;
-use crate::record::{Observation, Record, StackOrigin};
+use crate::record::{Observation, Record};
 use crate::snapshot::{Process, Site, Snapshot};
 
 pub(super) fn world() -> World {

@@ -1,14 +1,9 @@
 //! Records into the books, one kind at a time.
 
-use memtrace_common::{
-    Account, AllocationRecord, Context, FreeReason, FreeRecord, FunctionId, KernelSampleRecord,
-    ProcessEntry, Totals, TotalsKey,
-};
+use memtrace_common::{Account, Context, KernelSampleRecord};
 
 use super::accounts::{Accepted, Holder, StackSample};
-use super::effects::Unfamiliar;
 use super::process::ProcessBooks;
-use super::space::{ClosedCall, Space};
 use super::stacks::Need;
 use super::{Effects, Ledger};
 use crate::record::{Observation, Record, StackKey, StackOrigin};
