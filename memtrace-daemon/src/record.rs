@@ -58,7 +58,7 @@ pub enum Record {
     },
     /// Something about the host.
     Observation {
-        /// When.
+        /// When; of [`Observation::LiveIds`], when reading began.
         now_ns: u64,
         /// What.
         observation: Observation,

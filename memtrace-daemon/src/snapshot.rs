@@ -278,6 +278,11 @@ impl Frames {
         self.0.get(index).map(AsRef::as_ref)
     }
 
+    /// Whether anybody else holds the same frames.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// The innermost frame.
     #[must_use]
     pub fn first(&self) -> Option<&Frame> {

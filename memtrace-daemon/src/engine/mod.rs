@@ -12,8 +12,12 @@ mod picture;
 pub mod policy;
 mod row;
 #[cfg(test)]
+mod rules;
+#[cfg(test)]
 mod simulation;
 pub mod task;
+#[cfg(test)]
+mod stack_rules;
 #[cfg(test)]
 mod tests;
 

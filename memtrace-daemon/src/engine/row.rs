@@ -1,6 +1,8 @@
 //! Rows of a picture: one for each (function, context, site) of a process, whatever number of
 //! accounts, call sites or address spaces it was put together from.
 
+use std::cmp::Reverse;
+
 use memtrace_common::{Amount, Domain, FunctionId};
 use rustc_hash::FxHashMap;
 
@@ -144,7 +146,7 @@ impl Row {
         site.failures += part.failures;
         site.oldest_age_seconds = larger(site.oldest_age_seconds, part.oldest_age_seconds);
         site.samples.extend(part.samples);
-        site.samples.sort_by(|a, b| b.weight_bytes.cmp(&a.weight_bytes));
+        site.samples.sort_by_key(|sample| Reverse(sample.weight_bytes));
         site.note = site.note.and(part.note);
         site.growth_bytes_per_second =
             match (site.growth_bytes_per_second, part.judgement.growth_bytes_per_second) {

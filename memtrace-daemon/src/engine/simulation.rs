@@ -11,6 +11,8 @@ use memtrace_common::{
     RecordHeader, Totals, TotalsKey,
 };
 
+use rustc_hash::FxHashMap;
+
 use super::{Anchor, Core, CoreConfig, Setting};
 use crate::catalog;
 use crate::ledger::{Effects, LedgerConfig, of_account, of_totals};
@@ -37,8 +39,7 @@ pub(super) struct World {
     pub(super) processes: Vec<ProcessEntry>,
     accounts: BTreeMap<u32, Account>,
     retired: Vec<Account>,
-    totals: BTreeMap<TotalsKey, Totals>,
-    closed: Vec<u32>,
+    totals: FxHashMap<TotalsKey, Totals>,
     /// id → (key, bytes) of library allocations in the live map.
     pub(super) calls: BTreeMap<u64, (TotalsKey, u64)>,
     /// (slot, bytes) of kernel allocations in the live map.
@@ -90,8 +91,7 @@ impl World {
             processes: Vec::new(),
             accounts: BTreeMap::new(),
             retired: Vec::new(),
-            totals: BTreeMap::new(),
-            closed: Vec::new(),
+            totals: FxHashMap::default(),
             calls: BTreeMap::new(),
             objects: Vec::new(),
             late: VecDeque::new(),
@@ -146,8 +146,13 @@ impl World {
             }
             self.tell(Record::Account { time_ns: self.now_ns, account });
         }
-        for key in effects.delete_totals {
-            if let Some(totals) = self.totals.get(&key).copied() {
+        if !effects.settle_spaces.is_empty() {
+            self.live_ids();
+        }
+        for space in effects.settle_spaces {
+            let rows: Vec<_> = self.totals.iter().filter(|(key, _)| key.space == space).collect();
+            let rows: Vec<_> = rows.into_iter().map(|(key, totals)| (*key, *totals)).collect();
+            for (key, totals) in rows {
                 self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
             }
         }
@@ -156,9 +161,14 @@ impl World {
         }
     }
 
+    /// Seconds pass, each with a flush of the processes. (Accounts and totals are not flushed
+    /// here: the books must come right without, by what is read when things are let go.)
     pub(super) fn tick(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now_ns += SECOND;
+            for entry in self.processes.clone() {
+                self.tell(Record::Process { time_ns: self.now_ns, entry });
+            }
             self.tell(Record::Tick { now_ns: self.now_ns });
         }
     }
@@ -179,6 +189,10 @@ impl World {
         for (key, totals) in self.totals.clone() {
             self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
         }
+        self.live_ids();
+    }
+
+    fn live_ids(&mut self) {
         let observation = Observation::LiveIds {
             next_id: self.next_id,
             ids: self.calls.keys().copied().collect(),
@@ -218,15 +232,7 @@ impl World {
         self.processes.get(process).is_some_and(|entry| !entry.ended())
     }
 
-    fn leave_space(&mut self, process: usize) {
-        let entry = self.processes[process];
-        if entry.space_owner == entry.serial {
-            self.closed.push(entry.space);
-        }
-    }
-
     pub(super) fn exec(&mut self, process: usize, fate: Fate) {
-        self.leave_space(process);
         let space = self.next_space;
         self.next_space += 1;
         let entry = &mut self.processes[process];
@@ -236,7 +242,6 @@ impl World {
     }
 
     pub(super) fn end(&mut self, process: usize, fate: Fate) {
-        self.leave_space(process);
         self.processes[process].ended_ns = self.now_ns;
         self.changed(process, fate);
     }
@@ -375,8 +380,9 @@ impl World {
         }
     }
 
+    /// Whether nobody runs in an address space any more.
     pub(super) fn space_closed(&self, space: u32) -> bool {
-        self.closed.contains(&space)
+        !self.processes.iter().any(|entry| entry.space == space && !entry.ended())
     }
 
     /// What the host's terms must be, counted here and not by the books.

@@ -3,6 +3,8 @@
 //! A slot is used again after its account was deleted; the old account's books stay with their
 //! process. Counters only grow, so of two records of one account the larger one is the newer.
 
+use std::cmp::Reverse;
+
 use memtrace_common::{Account, AccountKey, UNATTRIBUTED_SLOT};
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -85,7 +87,7 @@ impl AccountBooks {
         {
             *lightest = sample;
         }
-        self.samples.sort_by(|a, b| b.weight.cmp(&a.weight));
+        self.samples.sort_by_key(|sample| Reverse(sample.weight));
     }
 }
 

@@ -1,14 +1,9 @@
 //! Records into the books, one kind at a time.
 
-use memtrace_common::{
-    Account, AllocationRecord, Context, FreeReason, FreeRecord, FunctionId, KernelSampleRecord,
-    ProcessEntry, Totals, TotalsKey,
-};
+use memtrace_common::{Account, Context, KernelSampleRecord};
 
 use super::accounts::{Accepted, Holder, StackSample};
-use super::effects::Unfamiliar;
 use super::process::ProcessBooks;
-use super::space::ClosedCall;
 use super::stacks::Need;
 use super::{Effects, Ledger};
 use crate::record::{Observation, Record, StackKey, StackOrigin};
@@ -22,7 +17,9 @@ impl Ledger {
                 self.account_record(*time_ns, account);
             }
             Record::KernelSample(sample) => self.sample_record(sample),
-            Record::Totals { time_ns: _, key, totals } => self.totals_record(*key, totals),
+            Record::Totals { time_ns, key, totals } => {
+                self.totals_record(*time_ns, *key, totals);
+            }
             Record::Allocation(call) => self.allocation_record(call),
             Record::Failure(call) => self.failure_record(call),
             Record::Free(free) => self.free_record(free),
@@ -67,70 +64,6 @@ impl Ledger {
             | Observation::Memory { .. }
             | Observation::Loss(_)
             | Observation::Coverage(_) => {}
-        }
-    }
-
-    fn process_record(&mut self, time_ns: u64, entry: &ProcessEntry, effects: &mut Effects) {
-        let serial = entry.serial;
-        if serial == 0 || self.forgotten_processes.get(&serial).is_some() {
-            return;
-        }
-        let process = self.processes.entry(serial).or_insert_with(|| ProcessBooks::new(serial));
-        let known = process.entry;
-        if known.is_some_and(|known| known.version > entry.version) {
-            return;
-        }
-        process.entry = Some(*entry);
-        let changed = known.is_none_or(|known| known.space != entry.space);
-        if changed && !entry.ended() {
-            effects.unfamiliar.push(Unfamiliar { serial, tgid: entry.key.tgid });
-        }
-        let just_ended = entry.ended() && process.ended_ns.is_none();
-        if just_ended {
-            process.ended_ns = Some(time_ns);
-            self.ended.push_back(serial);
-        }
-        if entry.space != 0 && self.forgotten_spaces.get(&entry.space).is_none() {
-            self.own(entry.space, entry.space_owner, true, time_ns);
-        }
-        self.close_left(serial, time_ns);
-    }
-
-    /// Says whose an address space is; a process record says it for certain, a call's does not.
-    fn own(&mut self, id: u32, owner: u32, certain: bool, time_ns: u64) {
-        let space = self.spaces.entry(id).or_default();
-        if self.forgotten_processes.get(&owner).is_some() {
-            space.closed_ns.get_or_insert(time_ns);
-            self.closing.push(id);
-        } else if space.owner == Some(owner) {
-            space.owner_certain |= certain;
-        } else if space.owner.is_none() || (certain && !space.owner_certain) {
-            let guessed = space.owner.replace(owner);
-            space.owner_certain = certain;
-            // If a wrong owner's end closed it, it was never closed.
-            space.closed_ns = None;
-            if let Some(wrong) = guessed.and_then(|serial| self.processes.get_mut(&serial)) {
-                wrong.spaces.retain(|space| *space != id);
-            }
-            let process = self.processes.entry(owner).or_insert_with(|| ProcessBooks::new(owner));
-            process.spaces.push(id);
-        }
-        self.close_left(owner, time_ns);
-    }
-
-    /// Closes the spaces that a process has left: by exec, or by its end.
-    fn close_left(&mut self, serial: u32, time_ns: u64) {
-        let Some(process) = self.processes.get(&serial) else {
-            return;
-        };
-        for id in &process.spaces {
-            if process.has_left(*id)
-                && let Some(space) = self.spaces.get_mut(id)
-                && space.closed_ns.is_none()
-            {
-                space.closed_ns = Some(time_ns);
-                self.closing.push(*id);
-            }
         }
     }
 
@@ -213,90 +146,10 @@ impl Ledger {
             StackOrigin::User { tgid: sample.tgid, serial: entry.serial, space: entry.space };
         self.stacks.want(key, origin, frames, Need::Example).then_some(key)
     }
-
-    fn totals_record(&mut self, key: TotalsKey, totals: &Totals) {
-        let Ok(function) = FunctionId::try_from(key.function) else {
-            return;
-        };
-        if self.forgotten_spaces.get(&key.space).is_some() {
-            return;
-        }
-        let space = self.spaces.entry(key.space).or_default();
-        space.accept(function, totals);
-        if space.closed_ns.is_some() && !space.swept && space.holds() {
-            self.closing.push(key.space);
-        }
-    }
-
-    /// Finds the space and the stack of a call; `None` where they are not kept.
-    fn place(&mut self, call: &AllocationRecord) -> Option<(FunctionId, StackKey)> {
-        let function = FunctionId::try_from(call.function).ok()?;
-        let swept = self.spaces.get(&call.space).is_some_and(|space| space.swept);
-        if swept || self.forgotten_spaces.get(&call.space).is_some() {
-            return None;
-        }
-        let known = self.spaces.get(&call.space).is_some_and(|space| space.owner.is_some());
-        if !known && call.serial != 0 {
-            self.own(call.space, call.serial, false, call.header.time_ns);
-        }
-        let frames = used(&call.user, call.user_frames);
-        let stack = StackKey::user(call.space, frames);
-        let origin = StackOrigin::User { tgid: call.tgid, serial: call.serial, space: call.space };
-        self.stacks.want(stack, origin, frames, Need::Identity).then_some((function, stack))
-    }
-
-    fn allocation_record(&mut self, call: &AllocationRecord) {
-        let early = match self.closed_calls.get(&call.id) {
-            Some(ClosedCall::Booked) => return,
-            Some(ClosedCall::Early(reason)) => Some(*reason),
-            None => None,
-        };
-        let Some((function, stack)) = self.place(call) else {
-            return;
-        };
-        let space = self.spaces.entry(call.space).or_default();
-        let new = space.allocate(call.id, function, stack, call.bytes, call.header.time_ns);
-        if let (true, Some(reason)) = (new, early) {
-            space.free(call.id, reason);
-            self.closed_calls.insert(call.id, ClosedCall::Booked);
-        }
-    }
-
-    fn failure_record(&mut self, call: &AllocationRecord) {
-        if let Some((function, stack)) = self.place(call) {
-            let space = self.spaces.entry(call.space).or_default();
-            space.fail(function, stack, call.header.time_ns);
-        }
-    }
-
-    fn free_record(&mut self, free: &FreeRecord) {
-        let reason = match free.reason {
-            reason if reason == FreeReason::FreedUnseen as u32 => FreeReason::FreedUnseen,
-            _ => FreeReason::Freed,
-        };
-        let booked =
-            self.spaces.get_mut(&free.space).is_some_and(|space| space.free(free.id, reason));
-        if booked {
-            self.closed_calls.insert(free.id, ClosedCall::Booked);
-        } else if self.closed_calls.get(&free.id).is_none() {
-            self.closed_calls.insert(free.id, ClosedCall::Early(reason));
-        }
-    }
-
-    /// After a loss: what the kernel's live map does not have was freed unheard.
-    fn live_ids(&mut self, next_id: u64, ids: &[u64], read_ns: u64) {
-        // A swept space's allocations are not in the map because the sweep took them.
-        for space in self.spaces.values_mut().filter(|space| !space.swept) {
-            for id in space.missing(next_id, ids, read_ns) {
-                space.free(id, FreeReason::Freed);
-                self.closed_calls.insert(id, ClosedCall::Booked);
-            }
-        }
-    }
 }
 
 /// The used part of a record's array of frames.
-fn used(frames: &[u64], count: u32) -> &[u64] {
+pub(super) fn used(frames: &[u64], count: u32) -> &[u64] {
     let count = usize::try_from(count).unwrap_or(usize::MAX).min(frames.len());
     frames.get(..count).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! What the books ask for: names of stacks, facts about processes, and what the kernel side
 //! may let go. The ledger only says it; the engine does it, and a replay does none of it.
 
-use memtrace_common::{AccountKey, ProcessKey, TotalsKey};
+use memtrace_common::{AccountKey, ProcessKey};
 
 use crate::record::RawStack;
 
@@ -16,10 +16,13 @@ pub struct Effects {
     /// Whoever deletes reads the account once more: if it has live memory again it stays, and
     /// either way what was read is a record to be applied.
     pub delete_accounts: Vec<(u32, AccountKey)>,
+    /// Address spaces that were closed a while ago: their rows of call-path totals are read
+    /// once more, applied as records, and deleted. If records were lost since the ids of live
+    /// allocations were last read, these are read as well: soon the space is swept, and then
+    /// nobody can tell what was freed from what was held.
+    pub settle_spaces: Vec<u32>,
     /// Closed address spaces whose allocations are still in the kernel's live map.
     pub sweep_spaces: Vec<u32>,
-    /// Rows of call-path totals of processes that ended; read once more before deleting.
-    pub delete_totals: Vec<TotalsKey>,
     /// Processes that ended a while ago, to be deleted from the kernel's maps.
     pub forget_processes: Vec<(ProcessKey, u32)>,
 }
@@ -41,15 +44,15 @@ impl Effects {
             stacks,
             unfamiliar,
             delete_accounts,
+            settle_spaces,
             sweep_spaces,
-            delete_totals,
             forget_processes,
         } = self;
         stacks.is_empty()
             && unfamiliar.is_empty()
             && delete_accounts.is_empty()
             && sweep_spaces.is_empty()
-            && delete_totals.is_empty()
+            && settle_spaces.is_empty()
             && forget_processes.is_empty()
     }
 }

@@ -6,8 +6,10 @@
 
 mod accounts;
 mod apply;
+mod calls;
 mod config;
 mod effects;
+mod lives;
 mod process;
 mod reap;
 mod recent;
@@ -55,6 +57,8 @@ pub struct Ledger {
     interrupt: Vec<usize>,
     unknown: Vec<usize>,
     spaces: FxHashMap<u32, Space>,
+    /// Spaces that came with totals or calls before any process said that they are its own.
+    ownerless: Vec<u32>,
     /// Spaces that were closed and are still to be swept from the kernel's maps.
     closing: Vec<u32>,
     stacks: Stacks,
@@ -92,6 +96,7 @@ impl Ledger {
             interrupt: Vec::new(),
             unknown: Vec::new(),
             spaces: FxHashMap::default(),
+            ownerless: Vec::new(),
             closing: Vec::new(),
             remainder: BTreeMap::new(),
             closed_calls: Recent::new(RECENT_CALLS),

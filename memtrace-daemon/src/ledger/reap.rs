@@ -3,7 +3,7 @@
 //! Nothing that is live is ever dropped: kernel memory of a process that is forgotten is folded
 //! into the books of (ended, name, cgroup), and every term goes into the host's remainder.
 
-use memtrace_common::{FunctionId, TotalsKey};
+use memtrace_common::FunctionId;
 use rustc_hash::FxHashSet;
 
 use super::accounts::Holder;
@@ -11,23 +11,22 @@ use super::{Effects, FoldedKey, Ledger, Space, terms};
 use crate::catalog;
 use crate::record::StackKey;
 
-/// Beyond this many times the limit, ended processes are let go however young they are.
-const FLOOD: usize = 4;
+/// Processes are told of once a second until the telling succeeds. A space that no process has
+/// called its own for this many reap times was left behind by an exec that was never told.
+const UNCLAIMED: u64 = 5;
 
 impl Ledger {
     /// Looks at what has ended, once a tick.
     pub(super) fn reap(&mut self, now_ns: u64, effects: &mut Effects) {
+        // First: what is asked for below is read once more, and must find its books at home.
+        self.forget_old(now_ns);
         self.release_ended(now_ns, effects);
+        self.close_unclaimed(now_ns);
         self.sweep_closed(now_ns, effects);
-        self.forget_old(now_ns, effects);
         self.reap_folded(effects);
         if self.stacks.len() >= self.prune_at {
             self.prune_stacks();
         }
-    }
-
-    fn settled(&self, since_ns: u64, now_ns: u64) -> bool {
-        now_ns.saturating_sub(since_ns) >= self.config.reap_after_ns
     }
 
     /// Empty accounts of ended processes, and the processes themselves, leave the kernel's maps.
@@ -59,64 +58,89 @@ impl Ledger {
         }
     }
 
-    fn sweep_closed(&mut self, now_ns: u64, effects: &mut Effects) {
-        let mut waiting = Vec::new();
-        for id in std::mem::take(&mut self.closing) {
-            let Some(since_ns) = self.spaces.get(&id).and_then(|space| space.closed_ns) else {
-                continue;
-            };
-            if !self.settled(since_ns, now_ns) {
-                waiting.push(id);
-                continue;
-            }
+    /// Spaces that nobody calls his own are closed, and let go once they are swept.
+    fn close_unclaimed(&mut self, now_ns: u64) {
+        let wait_ns = self.config.reap_after_ns.saturating_mul(UNCLAIMED);
+        for id in std::mem::take(&mut self.ownerless) {
             let Some(space) = self.spaces.get_mut(&id) else {
                 continue;
             };
-            if space.owner.is_none() {
-                // Its owner was forgotten before it was heard of.
-                self.settle_space(id, effects);
+            if space.owner.is_some() {
+                continue;
+            }
+            if space.closed_ns.is_none() && now_ns.saturating_sub(space.first_ns) >= wait_ns {
+                space.closed_ns = Some(now_ns);
+                self.closing.push(id);
+            }
+            if space.done() {
+                self.remove_space(id);
             } else {
-                // Sweeping a space whose owner is only guessed could take live entries.
-                if space.owner_certain {
-                    release_space(id, space, effects);
-                } else {
-                    waiting.push(id);
-                }
+                self.ownerless.push(id);
+            }
+        }
+    }
+
+    /// Closed spaces: at one tick the kernel side is asked for their last state, at the next
+    /// one what they still hold is swept.
+    fn sweep_closed(&mut self, now_ns: u64, effects: &mut Effects) {
+        let mut closing = std::mem::take(&mut self.closing);
+        closing.sort_unstable();
+        closing.dedup();
+        let mut waiting = Vec::new();
+        for id in closing {
+            let Some(space) = self.spaces.get_mut(&id) else {
+                continue;
+            };
+            let Some(since_ns) = space.closed_ns else {
+                continue;
+            };
+            // Sweeping a space whose owner is only guessed could take live entries.
+            let times = if space.owner_certain { 1 } else { UNCLAIMED };
+            let wait_ns = self.config.reap_after_ns.saturating_mul(times);
+            if now_ns.saturating_sub(since_ns) < wait_ns {
+                waiting.push(id);
+            } else if !space.settled {
+                space.settled = true;
+                effects.settle_spaces.push(id);
+                waiting.push(id);
+            } else if !space.swept && space.holds() {
+                space.sweep();
+                effects.sweep_spaces.push(id);
             }
         }
         self.closing = waiting;
     }
 
-    fn forget_old(&mut self, now_ns: u64, effects: &mut Effects) {
-        while let Some(serial) = self.ended.front().copied() {
-            let Some(process) = self.processes.get(&serial) else {
-                self.ended.pop_front();
-                continue;
-            };
-            let since_ns = process.ended_ns.unwrap_or(now_ns);
-            let expired = self
-                .config
-                .linger_ns
-                .is_some_and(|linger_ns| now_ns.saturating_sub(since_ns) >= linger_ns);
-            let crowded = self.ended.len() > self.config.max_ended;
-            let flooded = self.ended.len() > self.config.max_ended.saturating_mul(FLOOD);
-            if !(expired || flooded || (crowded && self.settled(since_ns, now_ns))) {
-                return;
+    fn forget_old(&mut self, now_ns: u64) {
+        let excess = self.ended.len().saturating_sub(self.config.max_ended);
+        let ended = std::mem::take(&mut self.ended);
+        for (position, serial) in ended.into_iter().enumerate() {
+            if self.is_old(serial, position < excess, now_ns) {
+                self.forget(serial);
+            } else {
+                self.ended.push_back(serial);
             }
-            self.ended.pop_front();
-            self.forget(serial, effects);
         }
     }
 
-    fn forget(&mut self, serial: u32, effects: &mut Effects) {
+    /// Whether a process' time is over. It is kept until the kernel side was asked for its last
+    /// counters, and while somebody else runs in its memory.
+    fn is_old(&self, serial: u32, crowded: bool, now_ns: u64) -> bool {
+        let Some(process) = self.processes.get(&serial) else {
+            return true;
+        };
+        let age_ns = now_ns.saturating_sub(process.ended_ns.unwrap_or(now_ns));
+        let expired = self.config.linger_ns.is_some_and(|linger_ns| age_ns >= linger_ns);
+        let mut spaces = process.spaces.iter().filter_map(|id| self.spaces.get(id));
+        process.released && (expired || crowded) && spaces.all(Space::done)
+    }
+
+    fn forget(&mut self, serial: u32) {
         let Some(process) = self.processes.remove(&serial) else {
             return;
         };
         let key = process.folded_key();
         self.forgotten_processes.insert(serial, key);
-        if let (false, Some(entry)) = (process.released, process.entry) {
-            effects.forget_processes.push((entry.key, serial));
-        }
         for id in process.accounts {
             self.fold(id, key);
         }
@@ -127,19 +151,16 @@ impl Ledger {
             folded.ended_ns = folded.ended_ns.max(process.ended_ns.unwrap_or(0));
         }
         for id in process.spaces {
-            self.settle_space(id, effects);
+            self.remove_space(id);
         }
     }
 
     /// Moves a closed space's terms to the host's remainder.
-    fn settle_space(&mut self, id: u32, effects: &mut Effects) {
-        let Some(mut space) = self.spaces.remove(&id) else {
+    fn remove_space(&mut self, id: u32) {
+        let Some(space) = self.spaces.remove(&id) else {
             return;
         };
         self.forgotten_spaces.insert(id, ());
-        if space.owner_certain || space.owner.is_none() {
-            release_space(id, &mut space, effects);
-        }
         for (function, totals) in space.totals() {
             if let Some(domain) = domain_of(function) {
                 let terms = terms::of_totals(totals, true);
@@ -218,20 +239,6 @@ impl Ledger {
         let limit = self.config.max_stacks;
         self.prune_at = (limit / 2).max(self.stacks.len() + limit / 8);
     }
-}
-
-/// Lets the kernel side drop a closed space's allocations and totals.
-fn release_space(id: u32, space: &mut Space, effects: &mut Effects) {
-    if space.swept {
-        return;
-    }
-    if space.holds() {
-        effects.sweep_spaces.push(id);
-        space.sweep();
-    }
-    effects.delete_totals.extend(
-        space.totals().map(|(function, _)| TotalsKey { space: id, function: u32::from(function) }),
-    );
 }
 
 fn domain_of(function: FunctionId) -> Option<memtrace_common::Domain> {

@@ -16,8 +16,14 @@ pub struct Space {
     pub owner: Option<u32>,
     /// When it was closed by its owner's end or exec, monotonic ns.
     pub closed_ns: Option<u64>,
+    /// When it was first heard of, monotonic ns.
+    pub(super) first_ns: u64,
+    /// Running processes that share it with its owner.
+    pub(super) sharers: u32,
     /// Whether `owner` was said by a process record, not guessed from a caller.
     pub(super) owner_certain: bool,
+    /// Whether the kernel side was told that it is closed.
+    pub(super) settled: bool,
     /// Whether its allocations may have been taken out of the kernel's live map.
     pub(super) swept: bool,
     totals: FxHashMap<FunctionId, Totals>,
@@ -95,6 +101,10 @@ pub(super) enum ClosedCall {
 }
 
 impl Space {
+    pub(super) fn new(first_ns: u64) -> Self {
+        Self { first_ns, ..Self::default() }
+    }
+
     /// Totals by function.
     pub fn totals(&self) -> impl Iterator<Item = (FunctionId, &Totals)> {
         self.totals.iter().map(|(function, totals)| (*function, totals))
@@ -114,6 +124,11 @@ impl Space {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.totals.is_empty() && self.sites.is_empty()
+    }
+
+    /// Whether its last state was asked for and what it held was swept.
+    pub(super) fn done(&self) -> bool {
+        self.settled && (self.swept || !self.holds())
     }
 
     /// Whether anything is live by the totals or by the sites.
@@ -155,10 +170,16 @@ impl Space {
             .iter()
             .map(|(function, totals)| {
                 let explained = sums.get(function).copied().unwrap_or_default();
+                let allocated = totals.allocated.saturating_sub(explained.allocated);
+                let live = totals.live().saturating_sub(explained.live);
                 let gap = Gap {
-                    allocated: totals.allocated.saturating_sub(explained.allocated),
+                    allocated,
                     freed: totals.freed.saturating_sub(explained.freed),
-                    live: totals.live().saturating_sub(explained.live),
+                    // Where frees are booked before their totals come, nothing is missing.
+                    live: Amount {
+                        count: live.count.min(allocated.count),
+                        bytes: live.bytes.min(allocated.bytes),
+                    },
                     failures: totals.failures.saturating_sub(explained.failures),
                 };
                 (*function, gap)

@@ -159,15 +159,7 @@ impl Stacks {
     /// Lets go of stacks that no books refer to, and of frames that no stack has.
     pub(super) fn retain(&mut self, used: &FxHashSet<StackKey>) {
         self.table.retain(|key, _| used.contains(key));
-        let named: FxHashSet<Frames> = self
-            .table
-            .values()
-            .filter_map(|stack| match stack {
-                Stack::Named { frames, .. } => Some(frames.clone()),
-                Stack::Asked(_) => None,
-            })
-            .collect();
-        self.whole = named;
+        self.whole.retain(Frames::is_shared);
         self.frames.retain(|frame| Arc::strong_count(frame) > 1);
     }
 }

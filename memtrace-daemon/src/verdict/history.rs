@@ -4,7 +4,7 @@ use memtrace_common::Amount;
 
 use super::VerdictConfig;
 use super::judge::Traffic;
-use super::series::Series;
+use super::series::{Series, Trend};
 use crate::ledger::RowSample;
 use crate::snapshot::Verdict;
 
@@ -15,6 +15,9 @@ pub(super) struct History {
     pub(super) recent: Series,
     /// All windows, in ever wider ones: a step an hour rises in no ten-second window's run.
     pub(super) whole: Series,
+    /// What the two said at the end of the last window.
+    pub(super) recent_trend: Trend,
+    pub(super) whole_trend: Trend,
     /// When watching began, ns.
     pub(super) watched_ns: u64,
     /// Counters when watching began.
@@ -51,6 +54,8 @@ impl History {
         Self {
             recent: Series::new(config.capacity(), false),
             whole: Series::new(config.capacity(), true),
+            recent_trend: Trend::default(),
+            whole_trend: Trend::default(),
             watched_ns: now_ns,
             allocated: sample.allocated,
             freed: sample.freed,
@@ -78,6 +83,8 @@ impl History {
         let floor = self.low_bytes;
         self.recent.push(floor);
         self.whole.push(floor);
+        self.recent_trend = self.recent.trend();
+        self.whole_trend = self.whole.trend();
         let active = sample.allocated.count != self.allocations;
         if self.windows > 0 && floor > self.high {
             self.rises += 1;

@@ -11,6 +11,7 @@ mod judge;
 mod series;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use config::VerdictConfig;
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
