@@ -109,18 +109,31 @@ impl Namer {
     }
 
     fn look_up(&self, file: &OpenFile, offset: u64) -> Result<Vec<Frame>, String> {
-        let mut source = Elf::new(file.path());
-        source.debug_syms = file.facts.debug;
+        let path = file.path();
         // The call is before the return address: so is its line.
         let input = Input::FileOffset(offset.saturating_sub(1));
-        let mut result = self.symbolizer.symbolize_single(&Source::Elf(source.clone()), input);
-        if result.is_err() && source.debug_syms {
+        let ask = |debug_syms| {
+            let mut source = Elf::new(&path);
+            source.debug_syms = debug_syms;
+            self.symbolizer.symbolize_single(&Source::Elf(source), input)
+        };
+        let mut result = ask(file.facts.debug);
+        if result.is_err() && file.facts.debug {
             // Damaged or unknown debug information; the symbols may be whole.
-            source.debug_syms = false;
-            result = self.symbolizer.symbolize_single(&Source::Elf(source), input);
+            result = ask(false);
         }
         match result {
-            Ok(Symbolized::Sym(symbol)) => Ok(self.frames_of(file, offset, &symbol)),
+            Ok(Symbolized::Sym(mut symbol)) => {
+                // Debug information cut to lines has bare names; symbols have whole paths.
+                if file.facts.debug
+                    && !symbol.name.contains("::")
+                    && let Ok(Symbolized::Sym(whole)) = ask(false)
+                    && whole.name.contains("::")
+                {
+                    symbol.name = whole.name;
+                }
+                Ok(self.frames_of(file, offset, &symbol))
+            }
             Ok(Symbolized::Unknown(reason)) => Err(unknown(file, reason)),
             Err(error) => Err(format!("symbols of {} cannot be read: {error}", file.module)),
         }
