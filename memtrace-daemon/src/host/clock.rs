@@ -108,6 +108,7 @@ mod tests {
         let (before, wall) = (monotonic_ns(), Timestamp::now());
         let anchor = ClockAnchor::now();
         assert!(before <= anchor.monotonic_ns && anchor.monotonic_ns <= monotonic_ns());
-        assert!(wall <= anchor.wall && anchor.boot_ns >= anchor.monotonic_ns);
+        assert!(wall <= anchor.wall && anchor.wall <= Timestamp::now());
+        assert!(anchor.boot_ns <= boot_ns());
     }
 }

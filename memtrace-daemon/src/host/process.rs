@@ -151,8 +151,10 @@ mod tests {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // spawn returns after exec has succeeded.
-        assert!(child.try_wait().unwrap().is_none());
+        // spawn returns in the middle of exec, before the arguments are in place.
+        while cmdline(child.id()).is_none() {
+            assert!(child.try_wait().unwrap().is_none());
+        }
         Waiting(child)
     }
 }

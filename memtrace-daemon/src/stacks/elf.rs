@@ -23,7 +23,9 @@ pub struct ElfFacts {
     pub build_id: Option<String>,
     /// Whether it has a full symbol table, or only the symbols it exports.
     pub full_symbols: bool,
-    /// Whether debug information is there and within limits.
+    /// Bytes of debug information.
+    pub debug_bytes: u64,
+    /// Whether that is within limits; else names come from symbols alone.
     pub debug: bool,
     /// Why nothing is looked up in it, if nothing is.
     pub refused: Option<&'static str>,
@@ -44,7 +46,7 @@ pub fn facts(file: &File) -> Result<ElfFacts, String> {
         build_id: build_id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()),
         ..ElfFacts::default()
     };
-    let (mut symbols, mut debug) = (0_u64, 0_u64);
+    let mut symbols = 0_u64;
     for section in elf.sections().take(MAX_SECTIONS) {
         let bytes = section.file_range().map_or(0, |(_, size)| size);
         match section.kind() {
@@ -56,12 +58,12 @@ pub fn facts(file: &File) -> Result<ElfFacts, String> {
                 symbols = symbols.saturating_add(bytes);
             }
             _ if section.name().is_ok_and(|name| name.starts_with(".debug_")) => {
-                debug = debug.saturating_add(bytes);
+                facts.debug_bytes = facts.debug_bytes.saturating_add(bytes);
             }
             _ => {}
         }
     }
-    facts.debug = debug <= MAX_DEBUG;
+    facts.debug = facts.debug_bytes <= MAX_DEBUG;
     if symbols > MAX_SYMBOLS {
         facts.refused = Some("its symbol tables are beyond the limit");
     }

@@ -18,6 +18,9 @@ use crate::host::text::text;
 /// Largest file that is looked into, bytes. The largest libraries of today are near 2 GiB.
 const MAX_FILE: u64 = 16 << 30;
 
+/// What the kernel adds to the path of a file that has no name any more.
+const DELETED: &[u8] = b" (deleted)";
+
 /// Which content a file has: another inode, size or time of change is another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileKey {
@@ -97,14 +100,23 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
     }
     let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
         .map_err(|error| format!("{module} cannot be read: {error}"))?;
+    // A name may end like that without the file being deleted.
+    let module = if row.path.ends_with(DELETED)
+        && stat.st_nlink > 0
+        && open_by_path(&format!("/proc/{tgid}/root"), row).is_ok()
+    {
+        text(&row.path)
+    } else {
+        module
+    };
     let facts = elf::facts(&file).map_err(|why| format!("{module}: {why}"))?;
     Ok(OpenFile { file, key: FileKey::of(&stat), module, facts })
 }
 
-/// The path of a mapping as a person reads it.
+/// The path of a mapping as a person reads it, where its file is not open.
 #[must_use]
 pub fn shown(row: &Row) -> String {
-    text(row.path.strip_suffix(b" (deleted)").unwrap_or(&row.path))
+    text(row.path.strip_suffix(DELETED).unwrap_or(&row.path))
 }
 
 fn open_by_path(root: &str, row: &Row) -> Result<OwnedFd, String> {

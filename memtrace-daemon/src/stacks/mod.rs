@@ -6,6 +6,7 @@
 //! once, because the process may be gone soon; the second names places, which can take long.
 
 mod allocator;
+mod doing;
 mod elf;
 mod files;
 mod kernel;
@@ -20,7 +21,7 @@ mod tests;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memtrace_common::ProcessEntry;
 
@@ -30,8 +31,9 @@ use crate::record::{RawStack, StackKey, StackLabel};
 use crate::snapshot::Frame;
 
 use allocator::Allocators;
+use doing::Doing;
 use native::Namer;
-use place::{Doing, Placed, PlacedStack, Placer};
+use place::{Asked, Placed, PlacedStack, Placer};
 pub use spaces::Mapping;
 use spaces::Spaces;
 
@@ -85,7 +87,7 @@ pub struct Stacks {
 struct Inner {
     spaces: Arc<Mutex<Spaces>>,
     counts: Arc<Counts>,
-    first: Expendable<RawStack>,
+    first: Expendable<Asked>,
     second: Expendable<PlacedStack>,
     under_way: usize,
     _watch: Watch,
@@ -167,11 +169,11 @@ impl Stacks {
                     }
                 }
             };
-            Expendable::start(&watch, "mt-places", limits, make, pass, move |job, why| {
+            Expendable::start(&watch, "mt-places", limits, make, pass, move |job: Asked, why| {
                 if why != GivenUp::NoThreads && doing.shun() {
                     return Some(job);
                 }
-                nameless(placeless(job.key, job.addresses.len(), reason(why)));
+                nameless(placeless(job.stack.key, job.stack.addresses.len(), reason(why)));
                 None
             })?
         };
@@ -188,12 +190,12 @@ impl Stacks {
     pub fn request(&self, stack: RawStack) -> Result<(), RawStack> {
         let counts = &self.inner.counts;
         if counts.under_way.fetch_add(1, Relaxed) < self.inner.under_way {
-            match self.inner.first.push(stack) {
+            match self.inner.first.push(Asked { stack, at: Instant::now() }) {
                 Ok(()) => {
                     counts.taken.fetch_add(1, Relaxed);
                     return Ok(());
                 }
-                Err(stack) => return Err(self.refuse(stack)),
+                Err(asked) => return Err(self.refuse(asked.stack)),
             }
         }
         Err(self.refuse(stack))

@@ -11,8 +11,9 @@ use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer};
 use rustc_hash::FxHashMap;
 
 use super::allocator::Allocators;
+use super::doing::{At, Thing};
 use super::files::{FileKey, OpenFile};
-use super::place::{At, Place, PlacedStack, Thing};
+use super::place::{Place, PlacedStack};
 use super::sigbus;
 use crate::expendable::Worker;
 use crate::host::text::{limited, text};
@@ -21,6 +22,9 @@ use crate::snapshot::{Frame, FrameKind};
 
 /// Files whose symbols are kept at a time.
 const MAX_FILES: usize = 48;
+/// Bytes of debug information of the files kept, but for the last one: reading takes a third
+/// of it as memory of our own.
+const MAX_DEBUG: u64 = 96 << 20;
 /// A file that nothing was named in for this long is closed: an open file keeps its file
 /// system from being unmounted.
 const CLOSE_AFTER: Duration = Duration::from_secs(60);
@@ -109,18 +113,31 @@ impl Namer {
     }
 
     fn look_up(&self, file: &OpenFile, offset: u64) -> Result<Vec<Frame>, String> {
-        let mut source = Elf::new(file.path());
-        source.debug_syms = file.facts.debug;
+        let path = file.path();
         // The call is before the return address: so is its line.
         let input = Input::FileOffset(offset.saturating_sub(1));
-        let mut result = self.symbolizer.symbolize_single(&Source::Elf(source.clone()), input);
-        if result.is_err() && source.debug_syms {
+        let ask = |debug_syms| {
+            let mut source = Elf::new(&path);
+            source.debug_syms = debug_syms;
+            self.symbolizer.symbolize_single(&Source::Elf(source), input)
+        };
+        let mut result = ask(file.facts.debug);
+        if result.is_err() && file.facts.debug {
             // Damaged or unknown debug information; the symbols may be whole.
-            source.debug_syms = false;
-            result = self.symbolizer.symbolize_single(&Source::Elf(source), input);
+            result = ask(false);
         }
         match result {
-            Ok(Symbolized::Sym(symbol)) => Ok(self.frames_of(file, offset, &symbol)),
+            Ok(Symbolized::Sym(mut symbol)) => {
+                // Debug information cut to lines has bare names; symbols have whole paths.
+                if file.facts.debug
+                    && !symbol.name.contains("::")
+                    && let Ok(Symbolized::Sym(whole)) = ask(false)
+                    && whole.name.contains("::")
+                {
+                    symbol.name = whole.name;
+                }
+                Ok(self.frames_of(file, offset, &symbol))
+            }
             Ok(Symbolized::Unknown(reason)) => Err(unknown(file, reason)),
             Err(error) => Err(format!("symbols of {} cannot be read: {error}", file.module)),
         }
@@ -149,12 +166,23 @@ impl Namer {
             held.used = now;
             return;
         }
-        if self.open.len() >= MAX_FILES
-            && let Some(oldest) = self.open.iter().map(|held| held.used).min()
-        {
+        let debug =
+            |open: &[Held]| open.iter().map(|held| held.file.facts.debug_bytes).sum::<u64>();
+        while self.open.len() >= MAX_FILES || debug(&self.open) > MAX_DEBUG {
+            let Some(oldest) = self.open.iter().map(|held| held.used).min() else { break };
             self.close(|held| held.used == oldest);
         }
         self.open.push(Held { file: Arc::clone(file), used: now });
+    }
+
+    fn close_unused(&mut self, now: Instant) {
+        let before = self.open.len();
+        self.close(|held| now.duration_since(held.used) > CLOSE_AFTER);
+        #[cfg(target_env = "gnu")]
+        if self.open.len() < before {
+            // SAFETY: gives free memory back to the system; always allowed.
+            unsafe { libc::malloc_trim(0) };
+        }
     }
 
     fn close(&mut self, which: impl Fn(&Held) -> bool) {
@@ -182,7 +210,7 @@ impl Worker for Namer {
     }
 
     fn idle(&mut self) {
-        self.close(|held| held.used.elapsed() > CLOSE_AFTER);
+        self.close_unused(Instant::now());
     }
 }
 
@@ -225,5 +253,40 @@ fn unknown(file: &OpenFile, reason: Reason) -> String {
         Reason::MissingSyms => format!("stripped: no symbols in {module}"),
         Reason::UnknownAddr => format!("no symbol of {module} covers it"),
         other => format!("{module}: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stacks::doing::Doing;
+    use crate::stacks::files;
+    use crate::stacks::maps::{self, Row};
+
+    fn row_of(address: u64) -> Row {
+        let rows = maps::read(std::fs::File::open("/proc/self/maps").unwrap()).unwrap();
+        rows.into_iter().find(|row| row.holds(address)).unwrap()
+    }
+
+    #[test]
+    fn files_are_closed_when_unused_and_a_descriptor_used_again_is_not_taken_for_them() {
+        let mut namer = Namer::new(Arc::new(Doing::default()).thread(), Arc::default());
+        let name = |namer: &mut Namer, address: u64| {
+            let row = row_of(address);
+            let file = Arc::new(files::open(std::process::id(), &row).unwrap());
+            let offset = row.file_offset(address);
+            let (frames, _) = namer.place(&Place::InFile(Arc::clone(&file), offset));
+            (Arc::downgrade(&file), frames.last().unwrap().symbol.clone().unwrap_or_default())
+        };
+        let ours = row_of as *const () as u64 + 4;
+        let (file, symbol) = name(&mut namer, ours);
+        assert!(symbol.ends_with("tests::row_of"), "{symbol}");
+        namer.close_unused(Instant::now());
+        assert!(file.upgrade().is_some());
+        namer.close_unused(Instant::now() + 2 * CLOSE_AFTER);
+        assert!(file.upgrade().is_none());
+        // The next file most likely gets the same descriptor.
+        let (_, symbol) = name(&mut namer, libc::getpid as *const () as u64 + 4);
+        assert!(symbol.ends_with("getpid"), "{symbol}");
     }
 }

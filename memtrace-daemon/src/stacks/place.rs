@@ -2,16 +2,18 @@
 //! the process is still there to be asked. Also names kernel stacks, which takes microseconds.
 //!
 //! /proc of a stuck process and files on dead mounts can block: this runs on a thread that can
-//! be given up, and says in [`Doing`] what it is at.
+//! be given up, and says by [`At`] what it is at.
 
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::allocator::Allocators;
-use super::files::{self, FileKey, OpenFile};
+use super::doing::{At, Thing};
+use super::files::{self, OpenFile};
 use super::kernel::KernelSymbols;
 use super::maps::{self, Row};
 use super::spaces::{Source, Spaces};
@@ -38,6 +40,15 @@ pub enum Place {
     },
 }
 
+/// A stack that is asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The stack.
+    pub stack: RawStack,
+    /// When: mappings read later show what was mapped then, or it is gone.
+    pub at: Instant,
+}
+
 /// What comes of the first half.
 #[derive(Debug)]
 pub enum Placed {
@@ -54,83 +65,6 @@ pub struct PlacedStack {
     pub key: StackKey,
     /// Where its addresses are, innermost first.
     pub places: Arc<[Place]>,
-}
-
-/// What the working thread is at, and what is not tried again because a thread got stuck in it.
-#[derive(Debug, Default)]
-pub struct Doing {
-    now: Mutex<Now>,
-    shunned: Mutex<FxHashSet<Thing>>,
-}
-
-#[derive(Debug, Default)]
-struct Now {
-    /// Which thread works; one that was given up may come back and must not speak for it.
-    thread: u64,
-    thing: Option<Thing>,
-}
-
-/// Something that can block for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Thing {
-    /// /proc of the process with this address space.
-    Maps(u32),
-    /// Opening the file with this device and inode number.
-    Open(u64, u64),
-    /// Reading symbols of this file.
-    Symbols(FileKey),
-}
-
-/// One thread's say in a [`Doing`].
-#[derive(Debug)]
-pub struct At {
-    doing: Arc<Doing>,
-    thread: u64,
-}
-
-impl Doing {
-    /// The thread that works from now on.
-    #[must_use]
-    pub fn thread(self: &Arc<Self>) -> At {
-        let mut now = lock(&self.now);
-        now.thread += 1;
-        now.thing = None;
-        At { doing: Arc::clone(self), thread: now.thread }
-    }
-
-    /// The thread was given up in what it was at: never again. False where it was at nothing.
-    pub fn shun(&self) -> bool {
-        let thing = lock(&self.now).thing.take();
-        let mut shunned = lock(&self.shunned);
-        // Bounded by the threads that may hang, but not for panics: start over then.
-        if shunned.len() >= 1_024 {
-            shunned.clear();
-        }
-        thing.is_some_and(|thing| shunned.insert(thing))
-    }
-}
-
-impl At {
-    /// Does something, unless a thread got stuck in it before.
-    ///
-    /// # Errors
-    /// A sentence, where it is not tried again.
-    pub fn during<T>(&self, thing: Thing, act: impl FnOnce() -> T) -> Result<T, String> {
-        if lock(&self.doing.shunned).contains(&thing) {
-            return Err("not tried again: it blocked for seconds before".into());
-        }
-        self.set(Some(thing));
-        let result = act();
-        self.set(None);
-        Ok(result)
-    }
-
-    fn set(&self, thing: Option<Thing>) {
-        let mut now = lock(&self.doing.now);
-        if now.thread == self.thread {
-            now.thing = thing;
-        }
-    }
 }
 
 /// Does the first half.
@@ -176,21 +110,28 @@ impl Placer {
         StackLabel { key: stack.key, frames: frames.into(), identity: identity.into() }
     }
 
-    fn user_stack(&mut self, stack: &RawStack, tgid: u32, space: u32) -> PlacedStack {
+    fn user_stack(&mut self, asked: &Asked, tgid: u32, space: u32) -> PlacedStack {
+        let stack = &asked.stack;
         let mut rows = self.find(stack, tgid, space);
         let mut unread = None;
         if rows.iter().any(Option::is_none) {
-            let source = lock(&self.spaces).source(tgid, space);
+            let source = lock(&self.spaces).source(tgid, space, asked.at);
             unread = match source {
-                Source::JustRead => None,
+                Source::NotAgain => None,
                 Source::Gone => Some("process ended before its mappings could be read".into()),
-                Source::Read { start_ns } => self.read(tgid, space, start_ns).err(),
+                Source::Read { start_ns } => self.read(tgid, space, asked.at, start_ns).err(),
             };
             rows = self.find(stack, tgid, space);
         }
         let known = lock(&self.spaces).knows(tgid, space);
+        // A file is looked at once a stack, not once an address.
+        let mut files = FxHashMap::default();
         let places = stack.addresses.iter().zip(rows).map(|(address, row)| match row {
-            Some(row) => self.place(tgid, &row, *address),
+            Some(row) => {
+                let file =
+                    files.entry((row.device, row.inode)).or_insert_with(|| self.file(tgid, &row));
+                place(file, &row, *address)
+            }
             None => nowhere(match &unread {
                 Some(why) if !known => why.clone(),
                 _ => "in no executable mapping of the process: unmapped by now, or the walk up \
@@ -209,7 +150,13 @@ impl Placer {
     }
 
     /// Reads what is mapped now, unless /proc shows another process or program by now.
-    fn read(&self, tgid: u32, space: u32, start_ns: Option<u64>) -> Result<(), String> {
+    fn read(
+        &self,
+        tgid: u32,
+        space: u32,
+        asked: Instant,
+        start_ns: Option<u64>,
+    ) -> Result<(), String> {
         let ended = "process ended before its mappings could be read";
         let (result, same) = self.at.during(Thing::Maps(space), || {
             let result = File::open(format!("/proc/{tgid}/maps")).and_then(maps::read);
@@ -226,29 +173,17 @@ impl Placer {
             Err(error) => return Err(format!("its mappings could not be read: {error}")),
         };
         let mut spaces = lock(&self.spaces);
-        if !same || rows.is_empty() || spaces.source(tgid, space) == Source::Gone {
+        if !same || rows.is_empty() || spaces.source(tgid, space, asked) == Source::Gone {
             return Err(ended.into());
         }
         spaces.read(space, rows);
         Ok(())
     }
 
-    fn place(&mut self, tgid: u32, row: &Row, address: u64) -> Place {
-        let offset = row.file_offset(address);
-        if row.inode == 0 {
-            return special(row, offset);
-        }
-        match self.file(tgid, row) {
-            Ok(file) => Place::InFile(file, offset),
-            Err(reason) => {
-                let module = files::shown(row);
-                let identity = format!("{module}+{offset:#x}");
-                Place::Unnamed { identity, module: Some(module), offset: Some(offset), reason }
-            }
-        }
-    }
-
     fn file(&mut self, tgid: u32, row: &Row) -> Result<Arc<OpenFile>, String> {
+        if row.inode == 0 {
+            return Err("not in a file".into());
+        }
         let id = (row.device, row.inode);
         let known = self.open.get(&id).and_then(Weak::upgrade);
         let file = self.at.during(Thing::Open(row.device, row.inode), || {
@@ -266,15 +201,29 @@ impl Placer {
 }
 
 impl Worker for Placer {
-    type Job = RawStack;
+    type Job = Asked;
     type Out = Placed;
 
-    fn work(&mut self, stack: &RawStack) -> Placed {
-        match stack.origin {
-            StackOrigin::Kernel => Placed::Named(self.kernel_stack(stack)),
+    fn work(&mut self, asked: &Asked) -> Placed {
+        match asked.stack.origin {
+            StackOrigin::Kernel => Placed::Named(self.kernel_stack(&asked.stack)),
             StackOrigin::User { tgid, serial: _, space } => {
-                Placed::Places(self.user_stack(stack, tgid, space))
+                Placed::Places(self.user_stack(asked, tgid, space))
             }
+        }
+    }
+}
+
+/// The place of an address in a mapping, whose file could be opened or not.
+fn place(file: &Result<Arc<OpenFile>, String>, row: &Row, address: u64) -> Place {
+    let offset = row.file_offset(address);
+    match file {
+        _ if row.inode == 0 => special(row, offset),
+        Ok(file) => Place::InFile(Arc::clone(file), offset),
+        Err(reason) => {
+            let (module, reason) = (files::shown(row), reason.clone());
+            let identity = format!("{module}+{offset:#x}");
+            Place::Unnamed { identity, module: Some(module), offset: Some(offset), reason }
         }
     }
 }

@@ -16,7 +16,9 @@ const MAX_SPACES: usize = 1_024;
 const MAX_PROCESSES: usize = 16_384;
 /// Most different paths kept.
 const MAX_PATHS: usize = 16_384;
-/// How soon the mappings of a running process are read again after a miss.
+/// Stacks of code without frame pointers hold addresses that are nowhere, and each asks for
+/// the mappings again: so many times at once, and then once in this time.
+const AT_ONCE: u32 = 16;
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// A new executable mapping, as the kernel's mapping event (perf MMAP2) has it.
@@ -46,8 +48,8 @@ pub enum Source {
         /// What its start must be, ns since boot, if known: another process may have its id.
         start_ns: Option<u64>,
     },
-    /// It was read a moment ago.
-    JustRead,
+    /// No: it was read after the stack was asked for, or too often.
+    NotAgain,
     /// The process has ended, or executes another program by now.
     Gone,
 }
@@ -78,12 +80,20 @@ struct Known {
 struct Table {
     rows: Vec<Row>,
     read: Option<Instant>,
+    /// Reads, less those that time has made good.
+    reads: u32,
     /// When an event last added to it, ns since boot.
     told_ns: u64,
     used: u64,
 }
 
 impl Table {
+    /// Whether it may be read again.
+    fn again(&self, asked: Instant) -> bool {
+        let Some(read) = self.read else { return true };
+        read <= asked && (self.reads < AT_ONCE || read.elapsed() >= AGAIN)
+    }
+
     fn find(&self, address: u64) -> Option<&Row> {
         let behind = self.rows.partition_point(|row| row.start <= address);
         self.rows.get(behind.checked_sub(1)?).filter(|row| row.holds(address))
@@ -173,16 +183,16 @@ impl Spaces {
         }
     }
 
-    /// Whether /proc may be asked for the mappings of a space now.
+    /// Whether /proc may be asked for the mappings of a space, for a stack that was asked for
+    /// at `asked`.
     #[must_use]
-    pub fn source(&self, tgid: u32, space: u32) -> Source {
+    pub fn source(&self, tgid: u32, space: u32, asked: Instant) -> Source {
         let known = self.processes.get(&tgid);
         if known.is_some_and(|known| known.ended || known.space != space) {
             return Source::Gone;
         }
-        let read = self.spaces.get(&space).and_then(|table| table.read);
-        if read.is_some_and(|at| at.elapsed() < AGAIN) {
-            return Source::JustRead;
+        if self.spaces.get(&space).is_some_and(|table| !table.again(asked)) {
+            return Source::NotAgain;
         }
         Source::Read { start_ns: known.map(|known| known.start_ns) }
     }
@@ -196,6 +206,8 @@ impl Spaces {
         make_room(&mut self.spaces);
         let table = self.spaces.entry(space).or_default();
         table.used = used;
+        let rested = table.read.map_or(0, |read| read.elapsed().as_millis() / AGAIN.as_millis());
+        table.reads = table.reads.saturating_sub(u32::try_from(rested).unwrap_or(u32::MAX)) + 1;
         table.read = Some(Instant::now());
         table.add(rows);
     }
@@ -331,22 +343,30 @@ mod tests {
         spaces.read(10, vec![row(10, 20, "/parent")]);
         spaces.process(&entry(2, 2, 11, 1));
         assert_eq!(path(&mut spaces, 2, 11, 15), Some("/parent".into()));
-        assert_eq!(spaces.source(2, 11), Source::Read { start_ns: Some(7) });
+        assert_eq!(spaces.source(2, 11, Instant::now()), Source::Read { start_ns: Some(7) });
         spaces.process(&entry(2, 2, 12, 1));
         assert_eq!(path(&mut spaces, 2, 12, 15), None);
         assert_eq!(path(&mut spaces, 2, 11, 15), Some("/parent".into()));
         // What /proc shows now is the new program's, so the old space must not be read from it.
-        assert_eq!(spaces.source(2, 11), Source::Gone);
+        assert_eq!(spaces.source(2, 11, Instant::now()), Source::Gone);
         spaces.process(&ProcessEntry { ended_ns: 8, ..entry(2, 2, 12, 1) });
-        assert_eq!(spaces.source(2, 12), Source::Gone);
+        assert_eq!(spaces.source(2, 12, Instant::now()), Source::Gone);
     }
 
     #[test]
-    fn a_space_just_read_is_not_read_again_at_once() {
+    fn a_space_is_read_again_for_later_stacks_but_not_for_ever() {
         let mut spaces = Spaces::default();
-        assert_eq!(spaces.source(1, 1), Source::Read { start_ns: None });
+        let before = Instant::now();
+        assert_eq!(spaces.source(1, 1, before), Source::Read { start_ns: None });
         spaces.read(1, Vec::new());
-        assert_eq!(spaces.source(1, 1), Source::JustRead);
+        assert_eq!(spaces.source(1, 1, before), Source::NotAgain);
+        let reads = std::iter::repeat_with(|| {
+            let source = spaces.source(1, 1, Instant::now());
+            spaces.read(1, Vec::new());
+            source
+        });
+        let reads = reads.take_while(|source| *source != Source::NotAgain).take(10_000).count();
+        assert!((AT_ONCE as usize - 1..10_000).contains(&reads), "{reads}");
     }
 
     #[test]
