@@ -42,7 +42,8 @@ fn prepare() -> Result<BpfToolchain, String> {
     if architecture != "x86_64" {
         return Err(format!("memtrace is for x86-64 only for now, not for {architecture}"));
     }
-    BpfToolchain::detect().map_err(|missing| missing.to_string())
+    BpfToolchain::detect()
+        .map_err(|missing| format!("{missing}; `cargo xtask setup` as root brings it"))
 }
 
 fn build(toolchain: &BpfToolchain) -> Result<PathBuf, String> {

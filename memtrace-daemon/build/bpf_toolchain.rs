@@ -12,9 +12,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The target of the BPF object.
-pub const TARGET: &str = "bpfel-unknown-none";
-
 /// The version of bpf-linker that is used.
 pub const LINKER_VERSION: &str = "0.10.1";
 
@@ -74,7 +71,7 @@ pub enum Lack {
     },
 }
 
-/// Everything that is missing, as one sentence.
+/// Everything that is missing, as one sentence without a full stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing(pub Vec<Lack>);
 
@@ -85,7 +82,7 @@ impl fmt::Display for Missing {
             let separator = if index == 0 { "" } else { ", and " };
             write!(f, "{separator}{lack}")?;
         }
-        write!(f, "; `cargo xtask setup` as root brings what is missing")
+        Ok(())
     }
 }
 

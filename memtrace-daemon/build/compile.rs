@@ -14,7 +14,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::bpf_toolchain::{BpfToolchain, Compiler, TARGET};
+use crate::bpf_toolchain::{BpfToolchain, Compiler};
+
+const TARGET: &str = "bpfel-unknown-none";
 
 /// Flags that have been seen to build, load and run (debug information becomes BTF).
 /// `target-cpu=v3` is for fetch-and-add whose result is used.

@@ -1,1 +1,72 @@
-fn main() {}
+//! memtrace's development tasks: `cargo xtask setup|build|run|test|lint|bench`.
+//!
+//! A file a subcommand; this one parses and hands over. Nobody who uses a package of
+//! memtrace needs it, and nothing of memtrace may depend on it.
+
+#[path = "../../memtrace-daemon/build/bpf_toolchain.rs"]
+mod bpf_toolchain;
+
+mod bench;
+mod build;
+mod command;
+mod lint;
+mod run;
+mod setup;
+mod test;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Development tasks of memtrace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Brings what is missing: Debian packages, bpf-linker, the libraries that tests trace
+    Setup {
+        /// What shall be possible afterwards
+        #[arg(long = "for", value_enum, default_value_t = setup::Purpose::Test)]
+        purpose: setup::Purpose,
+    },
+    /// Sets up and leaves the release binary at target/release/memtrace
+    Build,
+    /// Sets up, builds and runs `memtrace ARGS`; the exit status is memtrace's
+    Run {
+        /// Arguments of memtrace
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Sets up, builds and runs all tests, as root: those on the real kernel as well
+    Test {
+        /// Runs only tests whose name contains one of these
+        filters: Vec<OsString>,
+    },
+    /// Checks formatting, lints, licences and dependencies
+    Lint,
+    /// Measures what tracing costs, beside nothing, empty programs and bpftrace
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Setup { purpose } => setup::ensure(purpose),
+        Task::Build => build::build(),
+        Task::Run { arguments } => run::run(&arguments),
+        Task::Test { filters } => test::test(&filters),
+        Task::Lint => lint::lint(),
+        Task::Bench(arguments) => bench::run(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
