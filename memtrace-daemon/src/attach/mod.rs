@@ -9,6 +9,8 @@ pub mod btf;
 pub mod elf;
 pub mod memory;
 pub mod multi;
+pub mod object;
+pub mod options;
 pub mod perf;
 pub mod probing;
 pub mod symbols;
