@@ -143,7 +143,7 @@ pub struct Account {
     pub ages: [u64; AGE_CLASSES],
     /// First allocation, monotonic ns.
     pub first_ns: u64,
-    /// Last allocation, monotonic ns (coarse).
+    /// Last allocation, monotonic ns.
     pub last_ns: u64,
     /// Oldest live allocation as of the last scan, monotonic ns; 0 where unknown.
     pub oldest_ns: u64,

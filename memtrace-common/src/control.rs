@@ -47,7 +47,7 @@ pub struct CallLive {
     pub bytes: u64,
     /// Unique id.
     pub id: u64,
-    /// When it was made, monotonic ns (coarse).
+    /// When it was made, monotonic ns.
     pub time_ns: u64,
     /// The function that made it; with [`CallLive::PENDING`], not booked yet.
     pub function: u32,

@@ -8,6 +8,7 @@ pub mod catalog;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod expendable;
 pub mod host;
 pub mod intake;
 pub mod ledger;

@@ -4,6 +4,8 @@
 //! the JSON dump, schema 1: unknown values are `null`, never absent.
 
 use std::collections::BTreeMap;
+use std::ops::Index;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use memtrace_common::Amount;
@@ -239,7 +241,7 @@ pub struct Site {
     /// Whether `frames` is a sample among several stacks of this call site.
     pub frames_sampled: bool,
     /// Frames, innermost first.
-    pub frames: Vec<Frame>,
+    pub frames: Frames,
     /// Stacks seen at this site, heaviest first.
     pub samples: Vec<Sample>,
     /// `"unattributed"` where the stacks of this memory are not known, and similar notes.
@@ -254,13 +256,98 @@ pub struct Sample {
     /// Times taken.
     pub count: u64,
     /// Kernel frames, innermost first.
-    pub frames: Vec<Frame>,
+    pub frames: Frames,
     /// Example of a user stack that called.
-    pub user_frames: Vec<Frame>,
+    pub user_frames: Frames,
+}
+
+/// The frames of a stack, innermost first. Shared: a clone costs nothing, and stacks that have
+/// frames in common hold them once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frames(Arc<[Arc<Frame>]>);
+
+impl Frames {
+    /// Frames in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Frame> + ExactSizeIterator {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
+    /// The frame at a position.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&Frame> {
+        self.0.get(index).map(AsRef::as_ref)
+    }
+
+    /// The innermost frame.
+    #[must_use]
+    pub fn first(&self) -> Option<&Frame> {
+        self.get(0)
+    }
+
+    /// How many frames.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self(Arc::from([]))
+    }
+}
+
+impl FromIterator<Arc<Frame>> for Frames {
+    fn from_iter<I: IntoIterator<Item = Arc<Frame>>>(frames: I) -> Self {
+        Self(frames.into_iter().collect())
+    }
+}
+
+impl FromIterator<Frame> for Frames {
+    fn from_iter<I: IntoIterator<Item = Frame>>(frames: I) -> Self {
+        Self(frames.into_iter().map(Arc::new).collect())
+    }
+}
+
+impl From<Vec<Frame>> for Frames {
+    fn from(frames: Vec<Frame>) -> Self {
+        frames.into_iter().collect()
+    }
+}
+
+impl<'a> IntoIterator for &'a Frames {
+    type Item = &'a Frame;
+    type IntoIter =
+        std::iter::Map<std::slice::Iter<'a, Arc<Frame>>, fn(&'a Arc<Frame>) -> &'a Frame>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter().map(AsRef::as_ref)
+    }
+}
+
+impl Index<usize> for Frames {
+    type Output = Frame;
+
+    #[expect(clippy::indexing_slicing, reason = "this is what indexing means; callers are linted")]
+    fn index(&self, index: usize) -> &Frame {
+        &self.0[index]
+    }
+}
+
+impl Serialize for Frames {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self)
+    }
 }
 
 /// One frame of a stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Frame {
     /// `kernel`, `native` or `python`.
     pub kind: FrameKind,
@@ -285,7 +372,7 @@ pub struct Frame {
 }
 
 /// Which kind of code a frame is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FrameKind {
     /// Kernel code.

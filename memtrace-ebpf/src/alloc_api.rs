@@ -19,8 +19,8 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use memtrace_common::{
-    CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause, PointerRule, RecordKind, SizeRule,
-    Success, cookie_attachment, cookie_function,
+    CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause,
+    PointerRule, RecordKind, SizeRule, Success, cookie_attachment, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
@@ -58,7 +58,8 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         return None;
     }
     // SAFETY: helpers on the program's own context.
-    let (cookie, address) = unsafe { (bpf_get_attach_cookie(ctx.as_ptr()), bpf_get_func_ip(ctx.as_ptr())) };
+    let (cookie, address) =
+        unsafe { (bpf_get_attach_cookie(ctx.as_ptr()), bpf_get_func_ip(ctx.as_ptr())) };
     let spec = FUNCTIONS.get(u32::from(cookie_function(cookie)))?;
     let inflight = Inflight::of(task, true);
     if inflight.is_null() {
@@ -277,7 +278,12 @@ const _: () = assert!(PENDING_INNER.is_power_of_two());
 /// Enters an inner allocation as pending and notes it in the outer frame; false if the outer
 /// frame or the live map has no room, so that it must be booked now.
 #[inline(always)]
-unsafe fn wait_for(caller: &Caller, outer: *mut Frame, key: &CallLiveKey, entry: &mut CallLive) -> bool {
+unsafe fn wait_for(
+    caller: &Caller,
+    outer: *mut Frame,
+    key: &CallLiveKey,
+    entry: &mut CallLive,
+) -> bool {
     // SAFETY: checked task storage.
     unsafe {
         let mut index = 0;
@@ -384,8 +390,11 @@ unsafe fn finish_free(
         if flags & Frame::INNER != 0 {
             return;
         }
-        let key =
-            CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer: (*frame).pointer };
+        let key = CallLiveKey {
+            space: caller.space,
+            class: u32::from(spec.class),
+            pointer: (*frame).pointer,
+        };
         let taken = (*frame).taken;
         if !succeeded {
             call_books::count(caller.space, function, |row| &raw mut (*row).failed_frees);

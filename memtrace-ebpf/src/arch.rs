@@ -8,20 +8,32 @@ use aya_ebpf::bindings::pt_regs;
 /// Bytes of a task's kernel stack (`THREAD_SIZE`).
 const KERNEL_STACK_BYTES: u64 = 16 << 10;
 
+macro_rules! load_slot {
+    ($context:expr, $offset:literal) => {{
+        let value: u64;
+        // SAFETY: a load from the context, at a place that the verifier knows. In
+        // assembly, because the compiler would merge the arms of a match into one load at a
+        // computed address, which the verifier refuses for a context.
+        unsafe {
+            asm!(concat!("{0} = *(u64 *)({1} + ", $offset, ")"), out(reg) value, in(reg) $context,
+                options(nostack, readonly, preserves_flags));
+        }
+        value
+    }};
+}
+
 /// Integer argument `n` of a function by the System V calling convention; 0 beyond the sixth.
 #[inline(always)]
 pub fn argument(regs: *const pt_regs, n: u8) -> u64 {
-    // SAFETY: the context of a uprobe program is a valid pt_regs.
-    unsafe {
-        match n {
-            0 => (*regs).rdi,
-            1 => (*regs).rsi,
-            2 => (*regs).rdx,
-            3 => (*regs).rcx,
-            4 => (*regs).r8,
-            5 => (*regs).r9,
-            _ => 0,
-        }
+    // Offsets of the registers in pt_regs.
+    match n {
+        0 => load_slot!(regs, 112), // rdi
+        1 => load_slot!(regs, 104), // rsi
+        2 => load_slot!(regs, 96),  // rdx
+        3 => load_slot!(regs, 88),  // rcx
+        4 => load_slot!(regs, 72),  // r8
+        5 => load_slot!(regs, 64),  // r9
+        _ => 0,
     }
 }
 
@@ -41,20 +53,6 @@ pub fn stack_pointer(regs: *const pt_regs) -> u64 {
 
 /// By how much the stack pointer is larger at return than at entry: the return address is gone.
 pub const RETURN_POPS: u64 = 8;
-
-macro_rules! load_slot {
-    ($context:expr, $offset:literal) => {{
-        let value: u64;
-        // SAFETY: a load from the context, within the arguments that the verifier knows. In
-        // assembly, because the compiler would merge the arms of a match into one load at a
-        // computed address, which the verifier refuses for a context.
-        unsafe {
-            asm!(concat!("{0} = *(u64 *)({1} + ", $offset, ")"), out(reg) value, in(reg) $context,
-                options(nostack, readonly, preserves_flags));
-        }
-        value
-    }};
-}
 
 /// Argument `n` of a BTF tracepoint, where `n` is known only when the program is loaded.
 #[inline(always)]
@@ -91,4 +89,13 @@ pub fn on_stack(context: *mut core::ffi::c_void, stack: u64) -> bool {
         );
     }
     inside != 0
+}
+
+/// The same value, of which the compiler knows nothing.
+#[inline(always)]
+pub fn opaque(mut value: u64) -> u64 {
+    // SAFETY: a move. Without any instruction two lines would be at one place, which the kernel
+    // refuses.
+    unsafe { asm!("{0} = {0}", inout(reg) value, options(nostack, nomem, preserves_flags)) };
+    value
 }

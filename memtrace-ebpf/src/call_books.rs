@@ -4,7 +4,8 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use memtrace_common::{
-    AllocationRecord, Amount, CallLive, CallLiveKey, FreeReason, FreeRecord, LossCause, RecordKind, Totals, TotalsKey,
+    AllocationRecord, Amount, CallLive, CallLiveKey, FreeReason, FreeRecord, LossCause, RecordKind,
+    Totals, TotalsKey,
 };
 
 use crate::{

@@ -6,17 +6,17 @@
 use core::ffi::{c_long, c_void};
 
 use aya_ebpf::{
-    EbpfContext,
-    helpers::generated::bpf_for_each_map_elem,
-    macros::raw_tracepoint,
+    EbpfContext, helpers::generated::bpf_for_each_map_elem, macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
 use memtrace_common::{
-    Account, AccountRecord, CallLive, CallLiveKey, ProcessEntry, RecordKind, Totals, TotalsKey, TotalsRecord,
+    Account, AccountRecord, CallLive, CallLiveKey, ProcessEntry, RecordKind, Totals, TotalsKey,
+    TotalsRecord,
 };
 
 use crate::{
     account::account,
+    atomic,
     emit::emit,
     live::{KernelLive, remove_call},
     maps::{ACCOUNTS, CALL_LIVE, KERNEL_LIVE, PROCESSES, TOTALS, control},
@@ -29,7 +29,8 @@ const STOP: c_long = 1;
 /// Times that a copy is tried again when an allocation was being booked meanwhile.
 const COPY_TRIES: u32 = 4;
 
-type Callback = unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, *mut c_void) -> c_long;
+type Callback =
+    unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, *mut c_void) -> c_long;
 
 /// Calls `callback` for each element of a map.
 #[inline(always)]
@@ -253,4 +254,17 @@ unsafe extern "C" fn clear_space(
         }
     }
     CONTINUE
+}
+
+/// Adds argument 0 to the generation and argument 1 to the number of promoted call sites.
+#[raw_tracepoint]
+pub fn mt_adjust(ctx: RawTracePointContext) -> i32 {
+    let Some(control) = control() else { return 0 };
+    let arguments = ctx.as_ptr().cast::<u64>();
+    // SAFETY: user space passes two arguments; a checked map value.
+    unsafe {
+        atomic::add(&raw mut (*control).generation, *arguments);
+        atomic::add(&raw mut (*control).promoted, *arguments.add(1));
+    }
+    0
 }

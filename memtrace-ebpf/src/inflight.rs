@@ -7,7 +7,7 @@ use memtrace_common::{
     tunables::{INFLIGHT_DEPTH, PENDING_INNER},
 };
 
-use crate::{maps::INFLIGHT, task::Task};
+use crate::{arch, maps::INFLIGHT, task::Task};
 
 const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
 
@@ -64,17 +64,23 @@ impl Inflight {
         let flags = if create { BPF_LOCAL_STORAGE_GET_F_CREATE } else { 0 };
         // SAFETY: a trusted task.
         unsafe {
-            bpf_task_storage_get(INFLIGHT.as_ptr(), task.as_ptr().cast(), core::ptr::null_mut(), flags).cast()
+            bpf_task_storage_get(
+                INFLIGHT.as_ptr(),
+                task.as_ptr().cast(),
+                core::ptr::null_mut(),
+                flags,
+            )
+            .cast()
         }
     }
 
     /// The frame at a depth, counted from the outermost. Masked rather than checked, so that
-    /// the verifier sees the bound.
+    /// the verifier sees the bound; opaque, because the compiler would reach the frame below
+    /// by a negative offset from this one.
     #[inline(always)]
     pub unsafe fn frame(this: *mut Self, depth: u64) -> *mut Frame {
+        let index = arch::opaque(depth) & (INFLIGHT_DEPTH as u64 - 1);
         // SAFETY: the caller passes checked storage; the index is below the length.
-        unsafe {
-            (&raw mut (*this).frames).cast::<Frame>().add((depth & (INFLIGHT_DEPTH as u64 - 1)) as usize)
-        }
+        unsafe { (&raw mut (*this).frames).cast::<Frame>().add(index as usize) }
     }
 }

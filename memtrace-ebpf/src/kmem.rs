@@ -14,7 +14,8 @@ use aya_ebpf::{
     programs::{BtfTracePointContext, FEntryContext},
 };
 use memtrace_common::{
-    Account, AccountKey, Context, FunctionId, KMALLOC, KMEM_CACHE_ALLOC, KernelSampleRecord, RecordKind,
+    Account, AccountKey, Context, FunctionId, KMALLOC, KMEM_CACHE_ALLOC, KernelSampleRecord,
+    RecordKind,
 };
 
 use crate::{
@@ -45,13 +46,16 @@ struct Allocation {
 #[btf_tracepoint(function = "kmalloc")]
 pub fn mt_kmalloc(ctx: BtfTracePointContext) -> i32 {
     let context = ctx.as_ptr();
-    allocated(context, &Allocation {
-        function: KMALLOC,
-        program: 0,
-        call_site: tracepoint_argument(context, globals::arg_kmalloc_site()),
-        pointer: tracepoint_argument(context, globals::arg_kmalloc_ptr()),
-        bytes: tracepoint_argument(context, globals::arg_kmalloc_bytes()),
-    });
+    allocated(
+        context,
+        &Allocation {
+            function: KMALLOC,
+            program: 0,
+            call_site: tracepoint_argument(context, globals::arg_kmalloc_site()),
+            pointer: tracepoint_argument(context, globals::arg_kmalloc_ptr()),
+            bytes: tracepoint_argument(context, globals::arg_kmalloc_bytes()),
+        },
+    );
     0
 }
 
@@ -59,13 +63,16 @@ pub fn mt_kmalloc(ctx: BtfTracePointContext) -> i32 {
 pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
     let context = ctx.as_ptr();
     let cache = tracepoint_argument(context, globals::arg_cache_alloc_cache());
-    allocated(context, &Allocation {
-        function: KMEM_CACHE_ALLOC,
-        program: 1,
-        call_site: tracepoint_argument(context, globals::arg_cache_alloc_site()),
-        pointer: tracepoint_argument(context, globals::arg_cache_alloc_ptr()),
-        bytes: u64::from(read_at::<u32>(cache + globals::cache_object_size())),
-    });
+    allocated(
+        context,
+        &Allocation {
+            function: KMEM_CACHE_ALLOC,
+            program: 1,
+            call_site: tracepoint_argument(context, globals::arg_cache_alloc_site()),
+            pointer: tracepoint_argument(context, globals::arg_cache_alloc_ptr()),
+            bytes: u64::from(read_at::<u32>(cache + globals::cache_object_size())),
+        },
+    );
     0
 }
 

@@ -113,7 +113,8 @@ fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEnt
     }
     // SAFETY: a checked map value and checked task storage.
     unsafe {
-        let caller = Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
+        let caller =
+            Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
         let mut round = 0;
         while round < INFLIGHT_DEPTH {
             let depth = (*inflight).depth;

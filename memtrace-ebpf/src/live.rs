@@ -1,7 +1,7 @@
 //! The live maps: every allocation that is followed, by address. A nearly full hash map makes
 //! every insert slow, so inserting stops before.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use memtrace_common::{CallLive, CallLiveKey, LossCause};
 
 use crate::{
@@ -20,7 +20,7 @@ pub struct KernelLive {
     pub bytes: u32,
     /// Slot of its account.
     pub slot: u32,
-    /// When it was made, monotonic ns (coarse).
+    /// When it was made, monotonic ns.
     pub time_ns: u64,
 }
 
@@ -34,11 +34,11 @@ pub enum Inserted {
     Full,
 }
 
-/// Now, monotonic, with the resolution of the timer tick: enough for ages, and cheap.
+/// Now, monotonic ns. (The coarse clock is not for tracing programs.)
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: no arguments.
-    unsafe { bpf_ktime_get_coarse_ns() }
+    unsafe { bpf_ktime_get_ns() }
 }
 
 /// Enters a kernel allocation; what it replaces is copied to `old`.
@@ -46,7 +46,9 @@ pub fn now() -> u64 {
 pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> Inserted {
     let Some(control) = control() else { return full(u64::from(entry.bytes)) };
     // SAFETY: a checked map value; a plain read of a count that others add to.
-    if unsafe { core::ptr::read_volatile(&raw const (*control).kernel_live) } >= globals::kernel_live_limit() {
+    if unsafe { core::ptr::read_volatile(&raw const (*control).kernel_live) }
+        >= globals::kernel_live_limit()
+    {
         return full(u64::from(entry.bytes));
     }
     if KERNEL_LIVE.insert(pointer, entry, BPF_NOEXIST).is_ok() {

@@ -9,26 +9,24 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use memtrace_common::{
-    Account, AccountKey, CallLive, CallLiveKey, Control, FunctionSpec, LossCause, LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey,
-    Totals, TotalsKey, tunables,
+    Account, AccountKey, CallLive, CallLiveKey, Control, FunctionSpec, LossCause, LossCounter,
+    MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Totals, TotalsKey, tunables,
 };
 
-use crate::{
-    inflight::Inflight,
-    live::KernelLive,
-    process::Identity,
-};
+use crate::{inflight::Inflight, live::KernelLive, process::Identity};
 
 #[map(name = "mt_events")]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(tunables::RING_BYTES, 0);
 
 /// Live kernel memory by address.
 #[map(name = "mt_klive")]
-pub static KERNEL_LIVE: HashMap<u64, KernelLive> = HashMap::with_max_entries(tunables::KERNEL_LIVE_ENTRIES, 0);
+pub static KERNEL_LIVE: HashMap<u64, KernelLive> =
+    HashMap::with_max_entries(tunables::KERNEL_LIVE_ENTRIES, 0);
 
 /// Live memory of library functions by address space, class and address.
 #[map(name = "mt_clive")]
-pub static CALL_LIVE: HashMap<CallLiveKey, CallLive> = HashMap::with_max_entries(tunables::CALL_LIVE_ENTRIES, 0);
+pub static CALL_LIVE: HashMap<CallLiveKey, CallLive> =
+    HashMap::with_max_entries(tunables::CALL_LIVE_ENTRIES, 0);
 
 /// Kernel accounts; `INDEX` says which slot an account has.
 #[map(name = "mt_accounts")]
@@ -45,7 +43,8 @@ pub static FREE_SLOTS: Queue<u32> = Queue::with_max_entries(tunables::ACCOUNTS, 
 pub static TOTALS: HashMap<TotalsKey, Totals> = HashMap::with_max_entries(tunables::TOTALS, 0);
 
 #[map(name = "mt_processes")]
-pub static PROCESSES: HashMap<ProcessKey, ProcessEntry> = HashMap::with_max_entries(tunables::PROCESSES, 0);
+pub static PROCESSES: HashMap<ProcessKey, ProcessEntry> =
+    HashMap::with_max_entries(tunables::PROCESSES, 0);
 
 #[map(name = "mt_functions")]
 pub static FUNCTIONS: Array<FunctionSpec> = Array::with_max_entries(tunables::FUNCTIONS, 0);
@@ -59,13 +58,15 @@ pub static PROMOTED: HashMap<u64, u32> = HashMap::with_max_entries(tunables::PRO
 pub static TRACED: HashMap<u32, u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
 #[map(name = "mt_policy_comm")]
-pub static POLICY_COMM: HashMap<[u8; 16], u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
+pub static POLICY_COMM: HashMap<[u8; 16], u32> =
+    HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
 #[map(name = "mt_policy_uid")]
 pub static POLICY_UID: HashMap<u32, u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
 #[map(name = "mt_policy_cg")]
-pub static POLICY_CGROUP: HashMap<u64, u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
+pub static POLICY_CGROUP: HashMap<u64, u32> =
+    HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
 /// One [`LossCounter`] a cause.
 #[map(name = "mt_loss")]

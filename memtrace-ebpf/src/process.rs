@@ -5,10 +5,13 @@ use aya_ebpf::helpers::{
     bpf_get_current_uid_gid,
     generated::{bpf_get_current_cgroup_id, bpf_ktime_get_boot_ns, bpf_task_storage_get},
 };
-use memtrace_common::{LossCause, Policy, ProcessEntry, ProcessFlags, ProcessKey, ProcessRecord, RecordKind};
+use memtrace_common::{
+    LossCause, Policy, ProcessEntry, ProcessFlags, ProcessKey, ProcessRecord, RecordKind,
+};
 
 use crate::{
-    atomic, emit::emit,
+    atomic,
+    emit::emit,
     globals,
     loss::lost,
     maps::{IDENTITY, POLICY_CGROUP, POLICY_COMM, POLICY_UID, PROCESSES, TRACED, control},

@@ -18,7 +18,12 @@ pub fn kernel(context: *mut c_void, frames: *mut [u64; MAX_KERNEL_FRAMES]) -> u3
 /// Writes the user stack by frame pointers and returns the number of frames.
 #[inline(always)]
 pub fn user(context: *mut c_void, frames: *mut [u64; MAX_USER_FRAMES]) -> u32 {
-    take(context, frames.cast(), size_of::<[u64; MAX_USER_FRAMES]>() as u32, u64::from(BPF_F_USER_STACK))
+    take(
+        context,
+        frames.cast(),
+        size_of::<[u64; MAX_USER_FRAMES]>() as u32,
+        u64::from(BPF_F_USER_STACK),
+    )
 }
 
 #[inline(always)]

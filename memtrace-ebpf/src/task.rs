@@ -90,9 +90,8 @@ impl Task {
     /// Where the kernel has put the trampoline of return probes in its address space; 0 if nowhere.
     #[inline(always)]
     pub fn uprobe_trampoline(self) -> u64 {
-        let area: u64 = read_at(
-            self.mm() + globals::mm_uprobes_state() + globals::uprobes_state_xol_area(),
-        );
+        let area: u64 =
+            read_at(self.mm() + globals::mm_uprobes_state() + globals::uprobes_state_xol_area());
         if area == 0 {
             return 0;
         }

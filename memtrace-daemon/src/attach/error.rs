@@ -5,7 +5,7 @@ use std::io;
 use aya::{EbpfError, maps::MapError, programs::ProgramError};
 use thiserror::Error;
 
-use super::{btf::LayoutError, multi::MultiError, sys::LoadError};
+use super::{btf::LayoutError, multi::MultiError, perf::PerfError};
 
 /// What went wrong between memtrace and the kernel.
 #[derive(Debug, Error)]
@@ -28,8 +28,8 @@ pub enum TracerError {
     #[error("cannot load the uprobe programs: {0}; `memtrace doctor` says what is missing")]
     Multi(#[from] MultiError),
     /// A program for perf-event uprobes was refused.
-    #[error("cannot load the uprobe programs: {0}; `memtrace doctor` says what is missing")]
-    Perf(#[from] LoadError),
+    #[error("cannot use perf-event uprobes: {0}; `memtrace doctor` says what is missing")]
+    Perf(#[from] PerfError),
     /// A map could not be read or written.
     #[error("cannot use the BPF map {name}: {}", chain(.source))]
     Map {

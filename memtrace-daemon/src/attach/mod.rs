@@ -6,16 +6,31 @@
 
 pub mod abilities;
 pub mod btf;
+pub mod coverage;
+pub mod deadline;
+pub mod discover;
 pub mod elf;
+pub mod error;
+pub mod inspect;
+mod ld_cache;
+pub mod libraries;
+pub mod mappings;
 pub mod memory;
+mod misses;
 pub mod multi;
 pub mod object;
 pub mod options;
 pub mod perf;
+mod plain;
+pub mod policy;
+pub mod preattach;
 pub mod probing;
+mod ring;
 pub mod symbols;
 pub mod sys;
 #[cfg(test)]
 mod test_files;
 #[cfg(test)]
 mod test_programs;
+pub mod tracer;
+pub mod watcher;

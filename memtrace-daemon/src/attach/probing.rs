@@ -85,6 +85,57 @@ impl Prober for Probing {
     }
 }
 
+/// The probes on one file. At the end those at entry go first: a call that is entered unseen
+/// is nothing, a return that is not seen is a loss.
+#[derive(Debug)]
+pub(super) struct Probes<L> {
+    _entry: L,
+    _returning: L,
+}
+
+/// Attaches to all points of a file, at entry and return, or if the kernel takes offence at
+/// one of them, to those that it takes one by one. The points that are probed.
+pub(super) fn probe<P: Prober>(
+    prober: &P,
+    file: BorrowedFd<'_>,
+    mut points: Vec<(u64, u64)>,
+) -> io::Result<(Probes<P::Link>, Vec<(u64, u64)>)> {
+    // Returns first: a call that is entered between the two steps is not seen at all, instead
+    // of being entered and never returned from.
+    let both = |points: &[(u64, u64)]| {
+        let returning = prober.attach(file, points, true)?;
+        let entry = prober.attach(file, points, false)?;
+        io::Result::Ok(Probes { _entry: entry, _returning: returning })
+    };
+    let error = match both(&points) {
+        Ok(probes) => return Ok((probes, points)),
+        Err(error) => error,
+    };
+    if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
+        return Err(error);
+    }
+    points.retain(|point| both(&[*point]).is_ok());
+    if points.is_empty() {
+        return Err(error);
+    }
+    Ok((both(&points)?, points))
+}
+
+/// What to do about an attachment that the kernel refused.
+pub(super) fn explain(error: &io::Error, by: &str) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) if by == "perf_event" => {
+            format!(
+                "the kernel refused the probes: {error}; they need CAP_PERFMON, newer kernels ask for CAP_SYS_ADMIN"
+            )
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            format!("the kernel refused the probes: {error}; they need CAP_BPF and CAP_PERFMON")
+        }
+        _ => format!("the kernel refused the probes: {error}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;

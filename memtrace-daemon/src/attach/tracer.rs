@@ -2,16 +2,16 @@
 //!
 //! Loads, attaches, reads and writes; must never interpret what the maps say.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::{
     Btf, Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, IterableMap, Map, MapData, Queue, RingBuf},
-    programs::{BtfTracePoint, FEntry, Program, ProgramFd, RawTracePoint},
+    maps::{Array, HashMap, Map, MapData, MapError, Queue, RingBuf},
+    programs::{BtfTracePoint, FEntry, Program, ProgramFd, RawTracePoint, UProbe},
 };
 use memtrace_common::{
-    Account, AccountKey, CallLive, CallLiveKey, Control, Domain, FunctionSpec, LossCause, LossCounter,
-    Policy, ProcessEntry, ProcessKey, Totals, TotalsKey, tunables,
+    Account, AccountKey, CallLive, CallLiveKey, Control, Domain, FunctionSpec, LossCause,
+    LossCounter, Policy, ProcessEntry, ProcessKey, Totals, TotalsKey, tunables,
 };
 
 use super::{
@@ -19,22 +19,23 @@ use super::{
     error::TracerError,
     misses,
     multi::MultiProgram,
+    object::OBJECT,
     options::{Options, Subject},
-    perf::PerfProgram,
+    perf::{PerfProgram, UprobePmu},
     plain::Plain,
     probing::Probing,
     sys,
 };
 use crate::catalog;
 
-/// The BPF object, aligned as its parser wants it.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("MEMTRACE_BPF_OBJECT"));
-
 /// Programs that user space runs.
-const RUN_PROGRAMS: [&str; 3] = ["mt_flush", "mt_scan_ages", "mt_sweep"];
+const RUN_PROGRAMS: [&str; 4] = ["mt_flush", "mt_scan_ages", "mt_sweep", "mt_adjust"];
 /// Process events, always attached.
-const LIFECYCLE: [(&str, &str); 3] =
-    [("mt_exec", "sched_process_exec"), ("mt_fork", "sched_process_fork"), ("mt_exit", "sched_process_exit")];
+const LIFECYCLE: [(&str, &str); 3] = [
+    ("mt_exec", "sched_process_exec"),
+    ("mt_fork", "sched_process_fork"),
+    ("mt_exit", "sched_process_exit"),
+];
 /// The slab allocator. Frees first: what is allocated is followed from its first moment.
 const KERNEL: [(&str, &str); 3] =
     [("mt_kfree", "kfree"), ("mt_kfree_again", "kfree"), ("mt_kmalloc", "kmalloc")];
@@ -90,10 +91,8 @@ impl Tracer {
     /// # Errors
     /// The program that was refused, and what the kernel said.
     pub fn attach_kernel(&mut self, options: &Options) -> Result<(), TracerError> {
-        let btf = Btf::from_sys_fs().map_err(|source| TracerError::Program {
-            name: "mt_exec",
-            source: source.into(),
-        })?;
+        let btf = Btf::from_sys_fs()
+            .map_err(|source| TracerError::Program { name: "mt_exec", source: source.into() })?;
         let mut programs = LIFECYCLE.to_vec();
         if options.books(Domain::Kernel) {
             programs.extend(KERNEL);
@@ -154,23 +153,31 @@ impl Tracer {
     ///
     /// # Errors
     /// What the kernel said to both.
-    pub fn probing(&self) -> Result<Probing, TracerError> {
-        let maps: Vec<(&str, BorrowedFd<'_>)> =
-            self.ebpf.maps().filter_map(|(name, map)| Some((name, map_data(map)?.fd().as_fd()))).collect();
+    pub fn probing(&mut self) -> Result<Probing, TracerError> {
+        const ENTRY: &str = "mt_call_entry";
+        const RETURN: &str = "mt_call_return";
+        let maps: Vec<(&str, BorrowedFd<'_>)> = self
+            .ebpf
+            .maps()
+            .filter_map(|(name, map)| Some((name, map_data(map)?.fd().as_fd())))
+            .collect();
         let load = |name| MultiProgram::load(OBJECT, name, &maps);
-        match load("mt_call_entry").and_then(|entry| Ok((entry, load("mt_call_return")?))) {
-            Ok((entry, returning)) => Ok(Probing::Multi { entry, returning }),
-            Err(multi) => {
-                tracing::info!("uprobe_multi is not to be had, perf events are used: {multi}");
-                let load = |name| PerfProgram::load(OBJECT, name, &maps);
-                let programs =
-                    load("mt_call_entry").and_then(|entry| Ok((entry, load("mt_call_return")?)));
-                match programs {
-                    Ok((entry, returning)) => Ok(Probing::Perf { entry, returning }),
-                    Err(_) => Err(multi.into()),
-                }
-            }
-        }
+        let multi = match load(ENTRY).and_then(|entry| Ok((entry, load(RETURN)?))) {
+            Ok((entry, returning)) => return Ok(Probing::Multi { entry, returning }),
+            Err(error) => error,
+        };
+        tracing::info!("uprobe_multi is not to be had, perf events are used: {multi}");
+        let pmu = UprobePmu::read()?;
+        let entry = PerfProgram::new(pmu, self.load_uprobe(ENTRY)?);
+        let returning = PerfProgram::new(pmu, self.load_uprobe(RETURN)?);
+        Ok(Probing::Perf { entry, returning })
+    }
+
+    fn load_uprobe(&mut self, name: &'static str) -> Result<OwnedFd, TracerError> {
+        let program: &mut UProbe = program(&mut self.ebpf, name)?;
+        let fd = program.load().and_then(|()| Ok(program.fd()?.as_fd().try_clone_to_owned()));
+        fd.map_err(|source| TracerError::Program { name, source })?
+            .map_err(|source| TracerError::Run { name, source })
     }
 
     /// The ring buffer, once.
@@ -224,10 +231,12 @@ impl Tracer {
         let map: Array<&MapData, Plain<LossCounter>> = typed(&self.ebpf, "mt_loss")?;
         let mut counters = Vec::with_capacity(LossCause::ALL.len());
         for cause in LossCause::ALL {
-            let Plain(mut counter) =
-                map.get(&(cause as u32), 0).map_err(|source| TracerError::Map { name: "mt_loss", source })?;
+            let Plain(mut counter) = map
+                .get(&(cause as u32), 0)
+                .map_err(|source| TracerError::Map { name: "mt_loss", source })?;
             if cause == LossCause::Recursion {
-                counter.count += self.program_fds().map(|(_, fd)| misses::recursion(fd.as_fd())).sum::<u64>();
+                counter.count +=
+                    self.program_fds().map(|(_, fd)| misses::recursion(fd.as_fd())).sum::<u64>();
             }
             counters.push(counter);
         }
@@ -260,7 +269,8 @@ impl Tracer {
     /// What the kernel said.
     pub fn live_ids(&self) -> Result<(u64, Vec<u64>), TracerError> {
         let next_id = self.control()?.next_id;
-        let map: HashMap<&MapData, Plain<CallLiveKey>, Plain<CallLive>> = typed(&self.ebpf, "mt_clive")?;
+        let map: HashMap<&MapData, Plain<CallLiveKey>, Plain<CallLive>> =
+            typed(&self.ebpf, "mt_clive")?;
         // An entry that vanishes while we read was freed: not live.
         let mut ids: Vec<u64> = map.iter().filter_map(|entry| Some(entry.ok()?.1.0.id)).collect();
         ids.sort_unstable();
@@ -269,15 +279,24 @@ impl Tracer {
 
     fn control(&self) -> Result<Control, TracerError> {
         let map: Array<&MapData, Plain<Control>> = typed(&self.ebpf, "mt_control")?;
-        map.get(&0, 0).map(|control| control.0).map_err(|source| TracerError::Map { name: "mt_control", source })
+        map.get(&0, 0)
+            .map(|control| control.0)
+            .map_err(|source| TracerError::Map { name: "mt_control", source })
     }
 
-    /// Has every thread look up anew whether it is traced or left out.
+    /// Has every thread look up anew whether it is traced or left out. By a program, because
+    /// the counters beside the generation move meanwhile.
     fn raise_generation(&mut self) -> Result<(), TracerError> {
-        // The other fields are counters that move meanwhile: only this one may be written.
-        // A one-word map of its own would cost the hot path a second look-up, so the
-        // generation is kept in a map of its own only on the user side of the write.
-        self.run("mt_generation", &[])
+        self.run("mt_adjust", &[1, 0])
+    }
+
+    /// Follows a call site exactly from now on: its kernel stacks become sites of their own.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn promote(&mut self, call_site: u64) -> Result<(), TracerError> {
+        insert(&mut self.ebpf, "mt_promoted", call_site, 1_u32)?;
+        self.run("mt_adjust", &[0, 1])
     }
 
     /// Follows a thread group, and from now on its children.
@@ -316,8 +335,9 @@ impl Tracer {
     /// What the kernel said.
     pub fn release_slots(&mut self, accounts: &[(u32, AccountKey)]) -> Result<(), TracerError> {
         for (slot, key) in accounts {
-            remove(&mut self.ebpf, "mt_index", Plain(*key))?;
-            let mut map: Array<&mut MapData, Plain<Account>> = typed_mut(&mut self.ebpf, "mt_accounts")?;
+            remove::<_, u32>(&mut self.ebpf, "mt_index", Plain(*key))?;
+            let mut map: Array<&mut MapData, Plain<Account>> =
+                typed_mut(&mut self.ebpf, "mt_accounts")?;
             map.set(*slot, Plain(Account::default()), 0)
                 .map_err(|source| TracerError::Map { name: "mt_accounts", source })?;
             let mut free: Queue<&mut MapData, u32> = typed_mut(&mut self.ebpf, "mt_slots")?;
@@ -331,7 +351,9 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn forget_processes(&mut self, keys: &[ProcessKey]) -> Result<(), TracerError> {
-        keys.iter().try_for_each(|key| remove(&mut self.ebpf, "mt_processes", Plain(*key)))
+        keys.iter().try_for_each(|key| {
+            remove::<_, Plain<ProcessEntry>>(&mut self.ebpf, "mt_processes", Plain(*key))
+        })
     }
 
     /// Forgets rows of totals of a closed address space.
@@ -339,7 +361,9 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn forget_totals(&mut self, keys: &[TotalsKey]) -> Result<(), TracerError> {
-        keys.iter().try_for_each(|key| remove(&mut self.ebpf, "mt_totals", Plain(*key)))
+        keys.iter().try_for_each(|key| {
+            remove::<_, Plain<Totals>>(&mut self.ebpf, "mt_totals", Plain(*key))
+        })
     }
 }
 
@@ -378,7 +402,9 @@ fn first_values(ebpf: &mut Ebpf) -> Result<(), TracerError> {
     control.set(0, Plain(first), 0).map_err(map("mt_control"))?;
     let mut functions: Array<&mut MapData, Plain<FunctionSpec>> = typed_mut(ebpf, "mt_functions")?;
     for function in catalog::library_functions() {
-        functions.set(u32::from(function.id), Plain(function.spec), 0).map_err(map("mt_functions"))?;
+        functions
+            .set(u32::from(function.id), Plain(function.spec), 0)
+            .map_err(map("mt_functions"))?;
     }
     for function in catalog::library_functions() {
         let key = TotalsKey { space: 0, function: u32::from(function.id) };
@@ -392,13 +418,15 @@ fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, T
 where
     &'a mut P: TryFrom<&'a mut Program>,
 {
-    ebpf.program_mut(name).and_then(|program| program.try_into().ok()).ok_or(TracerError::Absent(name))
+    ebpf.program_mut(name)
+        .and_then(|program| program.try_into().ok())
+        .ok_or(TracerError::Absent(name))
 }
 
 /// A map, to be read.
 fn typed<'a, M>(ebpf: &'a Ebpf, name: &'static str) -> Result<M, TracerError>
 where
-    M: TryFrom<&'a Map, Error = aya::maps::MapError>,
+    M: TryFrom<&'a Map, Error = MapError>,
 {
     let map = ebpf.map(name).ok_or(TracerError::Absent(name))?;
     M::try_from(map).map_err(|source| TracerError::Map { name, source })
@@ -407,20 +435,68 @@ where
 /// A map, to be written.
 fn typed_mut<'a, M>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<M, TracerError>
 where
-    M: TryFrom<&'a mut Map, Error = aya::maps::MapError>,
+    M: TryFrom<&'a mut Map, Error = MapError>,
 {
     let map = ebpf.map_mut(name).ok_or(TracerError::Absent(name))?;
     M::try_from(map).map_err(|source| TracerError::Map { name, source })
 }
 
-fn insert<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str, key: K, value: V) -> Result<(), TracerError> {
+fn insert<K: Pod, V: Pod>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    key: K,
+    value: V,
+) -> Result<(), TracerError> {
     let mut map: HashMap<&mut MapData, K, V> = typed_mut(ebpf, name)?;
     map.insert(key, value, 0).map_err(|source| TracerError::Map { name, source })
 }
 
 /// Removes a key; that it is gone already is no error.
-fn remove<K: Pod>(ebpf: &mut Ebpf, name: &'static str, key: K) -> Result<(), TracerError> {
-    let map = ebpf.map_mut(name).ok_or(TracerError::Absent(name))?;
-    let data = map_data_mut(map).ok_or(TracerError::Absent(name))?;
-    sys::map_delete(data.fd().as_fd(), &key).map_err(|source| TracerError::Run { name, source })
+fn remove<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str, key: K) -> Result<(), TracerError> {
+    let mut map: HashMap<&mut MapData, K, V> = typed_mut(ebpf, name)?;
+    match map.remove(&key) {
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(TracerError::Map { name, source }),
+    }
+}
+
+/// What is behind a map of any type that memtrace has.
+const fn map_data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::Queue(data)
+        | Map::RingBuf(data)
+        | Map::Unsupported(data) => Some(data),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test"]
+    fn the_kernel_accepts_every_program() {
+        let options =
+            Options { kmem_cache: true, ..Options::new(vec![Domain::Kernel, Domain::Cuda], 2) };
+        let mut tracer = Tracer::load(&options).unwrap();
+        let probing = tracer.probing().unwrap();
+        assert!(matches!(probing, Probing::Multi { .. }));
+        tracer.load_uprobe("mt_call_entry").unwrap();
+        tracer.load_uprobe("mt_call_return").unwrap();
+        tracer.attach_kernel(&options).unwrap();
+        tracer.flush().unwrap();
+        tracer.scan_ages().unwrap();
+        tracer.sweep(77).unwrap();
+        tracer.raise_generation().unwrap();
+        assert_eq!(tracer.loss().unwrap().len(), LossCause::ALL.len());
+    }
 }

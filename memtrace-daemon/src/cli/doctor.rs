@@ -12,20 +12,13 @@ use crate::attach::abilities::{self, Ability, State};
 use crate::attach::memory::{self, MapKind, MapPlan, PlanError};
 use crate::attach::object::OBJECT;
 use crate::attach::options::Sizes;
+use crate::cli::args::DoctorArgs;
 
 /// Text is kept this narrow, in characters.
 const WIDTH: usize = 80;
 /// Width of the columns of state and name.
 const STATE_WIDTH: usize = 9;
 const NAME_WIDTH: usize = 24;
-
-/// Options of `memtrace doctor`.
-#[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub struct DoctorArgs {
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// What the doctor found.
 #[derive(Debug, Serialize)]
@@ -111,7 +104,7 @@ fn maps(sizes: &Sizes, possible_cpus: Option<u32>) -> Result<Maps, PlanError> {
 ///
 /// # Errors
 /// Where `out` cannot be written, or the build is at fault.
-pub fn run(args: DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
+pub fn run(args: &DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
     let diagnosis = diagnose().map_err(io::Error::other)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &diagnosis)?;

@@ -1,1 +1,2 @@
-//! To be written.
+//! x
+pub mod metrics;

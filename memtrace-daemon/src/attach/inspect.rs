@@ -1,0 +1,129 @@
+//! Looks at one file: is it a library of the catalog, and where are its functions?
+//!
+//! Only reads; a file's content decides, never its name. May block for ever on a dead network
+//! mount: run it on an expendable thread.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use super::elf::{self, Description, ElfError, Identity};
+use super::symbols::{self, Points};
+use crate::catalog::{Function, Library, library_functions, library_of_soname};
+
+/// What was seen of a file. Keeps it open: what was read is what is attached to.
+#[derive(Debug)]
+pub struct Inspection {
+    /// The file.
+    pub file: File,
+    /// Which file it is.
+    pub identity: Identity,
+    /// What two views of one file (overlay mounts show one as several devices) have in common.
+    pub twin: Twin,
+    /// What it says of itself.
+    pub description: Description,
+    /// The catalog's library that it says it is.
+    pub library: Option<Library>,
+    /// The functions found in it; none for a file that is no library of the catalog.
+    pub points: Points,
+}
+
+/// What two views of the same file have in common, whatever device they show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Twin {
+    /// Owner.
+    pub uid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of its bytes: seconds, nanoseconds.
+    pub changed: (i64, i64),
+}
+
+/// Looks at a file. `named` says that a person named it: then its symbols alone decide, its
+/// own (not exported) ones included, as of an executable with a static CUDA runtime.
+///
+/// # Errors
+/// That it cannot be read, is no ELF file, or is broken.
+pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
+    let metadata = file.metadata()?;
+    let identity = elf::identity(&file)?;
+    let description = elf::describe(&file)?;
+    let library = description.soname.as_deref().and_then(recognise);
+    // Never Go functions: their stacks move.
+    let points = if description.go {
+        Points::default()
+    } else if named {
+        symbols::find(&file, library_functions(), true)?
+    } else if let Some(library) = library {
+        symbols::find(&file, functions_of(library), false)?
+    } else {
+        Points::default()
+    };
+    let twin = Twin {
+        uid: metadata.uid(),
+        size: metadata.size(),
+        changed: (metadata.mtime(), metadata.mtime_nsec()),
+    };
+    Ok(Inspection { file, identity, twin, description, library, points })
+}
+
+fn functions_of(library: Library) -> impl Iterator<Item = &'static Function> {
+    library_functions().iter().filter(move |function| function.library == library)
+}
+
+/// The catalog's library that a DT_SONAME names. Python wheels carry libraries with a hash in
+/// the name (`libcudart-d0da41ae.so.11.0`, by auditwheel), which says nothing.
+#[must_use]
+pub fn recognise(soname: &str) -> Option<Library> {
+    library_of_soname(soname).or_else(|| {
+        let (stem, version) = soname.split_once(".so")?;
+        let (stem, hash) = stem.rsplit_once('-')?;
+        let hashed = hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        library_of_soname(&format!("{stem}.so{version}")).filter(|_| hashed)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::elf::open;
+    use crate::attach::test_files::Library as TestLibrary;
+
+    #[test]
+    fn a_soname_with_a_wheels_hash_is_recognised() {
+        assert_eq!(recognise("libcudart-d0da41ae.so.11.0").map(|l| l.name), Some("libcudart"));
+        assert_eq!(recognise("libcudart.so.12").map(|l| l.name), Some("libcudart"));
+        assert_eq!(recognise("libcudart-static.so.12"), None);
+        assert_eq!(recognise("libc.so.6"), None);
+    }
+
+    #[test]
+    fn the_soname_decides_and_the_name_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = TestLibrary { soname: Some("libcudart.so.12"), ..TestLibrary::default() }
+            .build(directory.path(), "plain-name");
+        let inspection = inspect(open(&real).unwrap(), false).unwrap();
+        assert_eq!(inspection.library.map(|l| l.name), Some("libcudart"));
+        // Functions of the driver are there too, but this library is not the driver.
+        assert_eq!(inspection.points.points.len(), 7);
+
+        let fake = TestLibrary::default().build(directory.path(), "libcudart.so.12");
+        let inspection = inspect(open(&fake).unwrap(), false).unwrap();
+        assert_eq!(inspection.library, None);
+        assert_eq!(inspection.points, Points::default());
+        let named = inspect(open(&fake).unwrap(), true).unwrap();
+        assert_eq!(named.points.points.len(), 13);
+    }
+
+    #[test]
+    fn go_is_never_probed() {
+        let directory = tempfile::tempdir().unwrap();
+        let library =
+            TestLibrary { soname: Some("libcudart.so.12"), go: true, ..TestLibrary::default() }
+                .build(directory.path(), "lib.so");
+        for named in [false, true] {
+            let inspection = inspect(open(&library).unwrap(), named).unwrap();
+            assert!(inspection.description.go);
+            assert_eq!(inspection.points, Points::default());
+        }
+    }
+}

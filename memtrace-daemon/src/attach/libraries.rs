@@ -1,0 +1,420 @@
+//! The files that are probed: each once, by device and inode, within limits, and a row of
+//! coverage for each that is or should be.
+//!
+//! Must never attach to what was not inspected through the very descriptor that is attached,
+//! and never forget a file that is still mapped: an inode that is mapped cannot be reused.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use memtrace_common::{FunctionId, cookie, cookie_function};
+use thiserror::Error;
+
+use super::coverage;
+use super::deadline::Late;
+use super::discover::FileKey;
+use super::elf::{self, ElfError, Identity};
+use super::inspect::{Inspection, inspect, recognise};
+use super::policy::Options;
+use super::probing::{Prober, Probes, explain, probe};
+use crate::catalog::library_function;
+use crate::snapshot::CoverageRow;
+
+/// Files that could not be attached and have a row of their own; the rest is only remembered.
+const MAX_REFUSED_ROWS: usize = 512;
+
+/// Where a file was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Its key in maps, if it was found by a mapping.
+    pub key: Option<FileKey>,
+    /// Its path, as whoever found it has it.
+    pub path: Vec<u8>,
+    /// The process that maps it.
+    pub pid: Option<u32>,
+}
+
+/// Why a file that a person named is not attached.
+#[derive(Debug, Error)]
+pub enum LibraryError {
+    /// It cannot be read, or is no library.
+    #[error("{} {source}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ElfError,
+    },
+    /// It has none of the functions.
+    #[error("{} has none of the functions that memtrace knows ({})", .path.display(), .symbols.join(", "))]
+    NoFunctions {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        symbols: Vec<&'static str>,
+    },
+    /// It is attached to, or could be, but for this.
+    #[error("{} cannot be probed: {reason}", .path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why a mapped file could not be looked at.
+#[derive(Debug, Error)]
+pub enum NotInspected {
+    /// It cannot be read, or is no ELF file.
+    #[error(transparent)]
+    File(#[from] ElfError),
+    /// Reading it takes too long.
+    #[error(transparent)]
+    Late(#[from] Late),
+}
+
+/// A file that is attached. Dropping it detaches.
+struct Attachment<L> {
+    _probes: Probes<L>,
+    inspection: Inspection,
+    named: bool,
+    mapped: bool,
+    row: CoverageRow,
+}
+
+/// What is known of a file.
+enum State {
+    /// Attached, with this id.
+    Attached(u32),
+    /// Another view of an attached file.
+    Duplicate(u32, Box<CoverageRow>),
+    /// A library of the catalog that is not attached; `retry` says that it may be later.
+    Refused { row: Box<CoverageRow>, retry: bool },
+    /// Nothing to attach to.
+    Foreign,
+}
+
+/// All files that are known, and the probes on them.
+pub struct Libraries<P: Prober> {
+    prober: P,
+    options: Options,
+    attached: BTreeMap<u32, Attachment<P::Link>>,
+    files: HashMap<Identity, State>,
+    keys: HashMap<FileKey, Identity>,
+    /// Mapped files that could not be looked at, some with a row.
+    unread: HashMap<FileKey, Option<Box<CoverageRow>>>,
+    next: u32,
+}
+
+impl<P: Prober> Libraries<P> {
+    /// No files yet.
+    pub fn new(prober: P, options: Options) -> Self {
+        Self {
+            prober,
+            options,
+            attached: BTreeMap::new(),
+            files: HashMap::new(),
+            keys: HashMap::new(),
+            unread: HashMap::new(),
+            next: 1,
+        }
+    }
+
+    /// Whether a mapped file was never looked at.
+    #[must_use]
+    pub fn is_new(&self, key: FileKey) -> bool {
+        !self.keys.contains_key(&key) && !self.unread.contains_key(&key)
+    }
+
+    /// Files attached.
+    #[must_use]
+    pub fn attached(&self) -> usize {
+        self.attached.len()
+    }
+
+    /// Takes a file that was looked at, and attaches to it if it is a library of the catalog
+    /// that is not attached yet. The attachment, if it is attached now.
+    pub fn admit(&mut self, found: &Found, inspection: Inspection) -> Option<u32> {
+        let identity = inspection.identity;
+        let id = self.take(found, inspection);
+        if let Some(key) = found.key {
+            self.keys.insert(key, identity);
+        }
+        id
+    }
+
+    fn take(&mut self, found: &Found, inspection: Inspection) -> Option<u32> {
+        let identity = inspection.identity;
+        match self.files.get(&identity) {
+            Some(State::Attached(id)) => {
+                let id = *id;
+                if let Some(attachment) = self.attached.get_mut(&id) {
+                    attachment.mapped |= found.key.is_some();
+                    attachment.row.pid = attachment.row.pid.or(found.pid);
+                }
+                return Some(id);
+            }
+            Some(_) => return None,
+            None => {}
+        }
+        if inspection.library.is_none() {
+            self.files.insert(identity, State::Foreign);
+            return None;
+        }
+        let row = coverage::row(found, &inspection);
+        if let Some(reason) = self.options.refusal(&found.path, &inspection) {
+            self.refuse(identity, row, reason.to_owned(), false);
+            return None;
+        }
+        if let Some(reason) = self.no_place(&inspection) {
+            self.refuse(identity, row, reason, true);
+            return None;
+        }
+        self.attach(found, inspection, row, false).ok()
+    }
+
+    /// Remembers a mapped file that could not be looked at, so that it is not tried at every
+    /// mapping. One that is named like a library of the catalog gets a row.
+    pub fn not_inspected(&mut self, found: &Found, why: &NotInspected) {
+        let Some(key) = found.key else { return };
+        match why {
+            // Its process has ended, or the path leads elsewhere: the next mapping may do.
+            NotInspected::File(ElfError::Io(error))
+                if !matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
+            {
+                return;
+            }
+            NotInspected::Late(Late::TooManyStuck) => return,
+            NotInspected::File(_) | NotInspected::Late(Late::Deadline(_)) => {}
+        }
+        let name = found.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let library = std::str::from_utf8(name).ok().and_then(recognise);
+        let row = library.map(|library| Box::new(coverage::unread(found, library.name, why)));
+        self.unread.insert(key, row);
+    }
+
+    /// Attaches to a file that a person named, whatever it says it is.
+    ///
+    /// # Errors
+    /// That it cannot be read, has none of the functions, or cannot be probed.
+    pub fn add_named(&mut self, path: &Path) -> Result<u32, LibraryError> {
+        let in_file = |source| LibraryError::File { path: path.to_owned(), source };
+        let refused = |reason| LibraryError::Refused { path: path.to_owned(), reason };
+        let inspection = elf::open(path).and_then(|file| inspect(file, true)).map_err(in_file)?;
+        if inspection.description.go {
+            let reason = "it was made by the Go linker, whose functions must not be probed";
+            return Err(refused(reason.to_owned()));
+        }
+        if inspection.points.points.is_empty() {
+            return Err(LibraryError::NoFunctions {
+                path: path.to_owned(),
+                symbols: inspection.points.missing,
+            });
+        }
+        if let Some(State::Attached(id)) = self.files.get(&inspection.identity) {
+            let id = *id;
+            if self.attached.get(&id).is_some_and(|attachment| attachment.named) {
+                return Ok(id);
+            }
+            // Found by itself before: now with all functions.
+            self.detach(id);
+        }
+        let found =
+            Found { key: None, path: path.as_os_str().as_encoded_bytes().to_vec(), pid: None };
+        let row = coverage::row(&found, &inspection);
+        if !self.make_room() {
+            return Err(refused(self.full()));
+        }
+        self.attach(&found, inspection, row, true).map_err(refused)
+    }
+
+    /// Takes one of two attachments away that fire for the same call: two views of one file.
+    /// Whether one was taken away.
+    ///
+    /// The kernel side cannot tell this from a process that maps a copy where another library
+    /// was, so both must agree in owner, size, time of change, build id and offsets.
+    pub fn duplicate(&mut self, first: u32, second: u32) -> bool {
+        let (Some(one), Some(other)) = (self.attached.get(&first), self.attached.get(&second))
+        else {
+            return false;
+        };
+        let twins = one.inspection.twin == other.inspection.twin
+            && one.inspection.description.build_id == other.inspection.description.build_id
+            && one.inspection.points.points == other.inspection.points.points;
+        // One that a person named stays.
+        let (keep, drop) =
+            if other.named && !one.named { (second, first) } else { (first, second) };
+        let kept = self.attached.get(&keep).and_then(|kept| kept.row.path.clone());
+        if !twins || first == second {
+            return false;
+        }
+        let Some(attachment) = self.attached.remove(&drop) else { return false };
+        let Attachment { row, inspection, .. } = attachment;
+        let reason = format!("the same file as {}, probed there", kept.unwrap_or_default());
+        let row = coverage::refused(row, reason);
+        self.files.insert(inspection.identity, State::Duplicate(keep, Box::new(row)));
+        true
+    }
+
+    /// Tells which files are mapped by any process, after a complete look at all of them.
+    /// Forgets what is not mapped any more (its inode can be reused), and lets go of deleted
+    /// files that nobody runs (a probe keeps them on disk).
+    pub fn sweep(&mut self, is_mapped: impl Fn(FileKey) -> bool) {
+        self.unread.retain(|key, _| is_mapped(*key));
+        let mut mapped: HashMap<Identity, bool> = HashMap::new();
+        for (key, identity) in &self.keys {
+            *mapped.entry(*identity).or_default() |= is_mapped(*key);
+        }
+        let is_mapped = |identity: &Identity| mapped.get(identity).copied().unwrap_or(false);
+        let mut gone = Vec::new();
+        for (id, attachment) in &mut self.attached {
+            attachment.mapped = is_mapped(&attachment.inspection.identity);
+            let deleted = || attachment.inspection.file.metadata().is_ok_and(|m| m.nlink() == 0);
+            if !attachment.mapped && !attachment.named && deleted() {
+                gone.push(*id);
+            }
+        }
+        for id in gone {
+            self.detach(id);
+        }
+        let attached = &self.attached;
+        self.files.retain(|identity, state| match state {
+            State::Attached(id) => attached.contains_key(id),
+            State::Duplicate(of, _) => attached.contains_key(of) && is_mapped(identity),
+            State::Refused { retry, .. } => !*retry && is_mapped(identity),
+            State::Foreign => is_mapped(identity),
+        });
+        let files = &self.files;
+        self.keys.retain(|_, identity| files.contains_key(identity));
+    }
+
+    /// A row for each library of the catalog that was seen.
+    #[must_use]
+    pub fn coverage(&self) -> Vec<CoverageRow> {
+        let refused = self.files.values().filter_map(|state| match state {
+            State::Refused { row, .. } | State::Duplicate(_, row) => Some(&**row),
+            State::Attached(_) | State::Foreign => None,
+        });
+        let unread = self.unread.values().flatten().map(|row| &**row);
+        let attached = self.attached.values().map(|attachment| &attachment.row);
+        let mut rows: Vec<CoverageRow> = attached.chain(refused).chain(unread).cloned().collect();
+        rows.sort_by(|a, b| (&b.attached, &a.path, &a.file).cmp(&(&a.attached, &b.path, &b.file)));
+        rows
+    }
+
+    /// Detaches from everything and forgets all files.
+    pub fn detach_all(&mut self) {
+        self.attached.clear();
+        self.files.clear();
+        self.keys.clear();
+        self.unread.clear();
+    }
+
+    /// Why there is no place for one more file, if so.
+    fn no_place(&mut self, inspection: &Inspection) -> Option<String> {
+        let uid = inspection.twin.uid;
+        let of_uid = |a: &&Attachment<P::Link>| !a.named && a.inspection.twin.uid == uid;
+        let limit = self.options.max_files_per_uid;
+        if self.attached.values().filter(of_uid).count() >= limit {
+            return Some(format!("{limit} files of user id {uid} are probed already"));
+        }
+        (!self.make_room()).then(|| self.full())
+    }
+
+    fn full(&self) -> String {
+        format!("{} files are probed already", self.options.max_files)
+    }
+
+    /// Lets go of a file that nobody runs, if all places are taken. Whether there is a place.
+    fn make_room(&mut self) -> bool {
+        if self.attached.len() >= self.options.max_files {
+            let idle = self.attached.iter().find(|(_, a)| !a.mapped && !a.named).map(|(id, _)| *id);
+            match idle {
+                Some(id) => self.detach(id),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn attach(
+        &mut self,
+        found: &Found,
+        inspection: Inspection,
+        row: CoverageRow,
+        named: bool,
+    ) -> Result<u32, String> {
+        let identity = inspection.identity;
+        let id = self.next;
+        let points: Vec<(u64, u64)> = self
+            .options
+            .wanted(&inspection)
+            .into_iter()
+            .map(|(function, offset)| (offset, cookie(id, function)))
+            .collect();
+        if points.is_empty() {
+            return Err("its domains are off".to_owned());
+        }
+        let (probes, points) = match probe(&self.prober, inspection.file.as_fd(), points) {
+            Ok(probed) => probed,
+            Err(error) => {
+                let reason = explain(&error, self.prober.by());
+                self.refuse(identity, row, reason.clone(), true);
+                return Err(reason);
+            }
+        };
+        self.next += 1;
+        let functions: Vec<FunctionId> = points
+            .iter()
+            .map(|(_, cookie)| cookie_function(*cookie))
+            .chain(inspection.points.aliases.iter().copied())
+            .collect();
+        let refused = self
+            .options
+            .wanted(&inspection)
+            .into_iter()
+            .filter(|(function, _)| !functions.contains(function))
+            .filter_map(|(function, _)| library_function(function))
+            .map(|function| function.symbol)
+            .collect::<Vec<_>>();
+        let mut row = coverage::attached(row, Timestamp::now(), self.prober.by(), &functions);
+        if !refused.is_empty() {
+            row.reason = Some(format!("the kernel refused probes on {}", refused.join(", ")));
+        }
+        let mapped = found.key.is_some();
+        self.files.insert(identity, State::Attached(id));
+        self.attached.insert(id, Attachment { _probes: probes, inspection, named, mapped, row });
+        Ok(id)
+    }
+
+    fn refuse(&mut self, identity: Identity, row: CoverageRow, reason: String, retry: bool) {
+        let refused = |state: &&State| matches!(state, State::Refused { .. });
+        let state = if self.files.values().filter(refused).count() < MAX_REFUSED_ROWS {
+            State::Refused { row: Box::new(coverage::refused(row, reason)), retry }
+        } else {
+            State::Foreign
+        };
+        self.files.insert(identity, state);
+    }
+
+    /// Detaches from one file and forgets it and its other views, so that they are looked at
+    /// again.
+    fn detach(&mut self, id: u32) {
+        self.attached.remove(&id);
+        self.files.retain(|_, state| match state {
+            State::Attached(of) | State::Duplicate(of, _) => *of != id,
+            State::Refused { .. } | State::Foreign => true,
+        });
+        let files = &self.files;
+        self.keys.retain(|_, identity| files.contains_key(identity));
+    }
+}
+
+#[cfg(test)]
+#[path = "libraries_tests.rs"]
+mod tests;

@@ -1,0 +1,353 @@
+//! Tests of `libraries.rs`, with a prober that only takes notes.
+
+use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use memtrace_common::{Domain, cookie_attachment};
+
+use super::*;
+use crate::attach::test_files::Library as TestLibrary;
+
+#[derive(Default)]
+struct Notes {
+    /// (attachment, return probe, points) of what is attached now.
+    attached: Vec<(u32, bool, usize)>,
+    /// Attached and dropped, in order.
+    log: Vec<String>,
+    refuse_offset: Option<u64>,
+    refuse_all: Option<i32>,
+}
+
+#[derive(Clone, Default)]
+struct Fake(Rc<RefCell<Notes>>);
+
+struct FakeLink(Rc<RefCell<Notes>>, (u32, bool, usize));
+
+impl Prober for Fake {
+    type Link = FakeLink;
+
+    fn attach(
+        &self,
+        _file: BorrowedFd<'_>,
+        points: &[(u64, u64)],
+        return_probe: bool,
+    ) -> io::Result<FakeLink> {
+        let mut notes = self.0.borrow_mut();
+        if let Some(error) = notes.refuse_all {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        if points.iter().any(|(offset, _)| Some(*offset) == notes.refuse_offset) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let what = (cookie_attachment(points[0].1), return_probe, points.len());
+        notes.attached.push(what);
+        notes.log.push(format!("+{}{}", what.0, if return_probe { "r" } else { "e" }));
+        Ok(FakeLink(Rc::clone(&self.0), what))
+    }
+
+    fn by(&self) -> &'static str {
+        "uprobe_multi"
+    }
+}
+
+impl Drop for FakeLink {
+    fn drop(&mut self) {
+        let mut notes = self.0.borrow_mut();
+        let at = notes.attached.iter().position(|what| *what == self.1).unwrap();
+        notes.attached.remove(at);
+        notes.log.push(format!("-{}{}", self.1.0, if self.1.1 { "r" } else { "e" }));
+    }
+}
+
+struct World {
+    directory: tempfile::TempDir,
+    notes: Rc<RefCell<Notes>>,
+    libraries: Libraries<Fake>,
+}
+
+impl World {
+    fn new(options: Options) -> Self {
+        let fake = Fake::default();
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            notes: Rc::clone(&fake.0),
+            libraries: Libraries::new(fake, options),
+        }
+    }
+
+    fn runtime(&self, name: &str) -> PathBuf {
+        TestLibrary { soname: Some("libcudart.so.12"), ..TestLibrary::default() }
+            .build(self.directory.path(), name)
+    }
+
+    /// Lets a file be found in process 7, under a device number of its own choice.
+    fn find_on(&mut self, path: &Path, major: u32) -> Option<u32> {
+        let found = found(path, major);
+        assert!(self.libraries.is_new(found.key.unwrap()));
+        let inspection = inspect(elf::open(path).unwrap(), false).unwrap();
+        let id = self.libraries.admit(&found, inspection);
+        assert!(!self.libraries.is_new(found.key.unwrap()));
+        id
+    }
+
+    fn find(&mut self, path: &Path) -> Option<u32> {
+        self.find_on(path, 1)
+    }
+
+    fn reason(&self, path: &Path) -> String {
+        let path = path.to_str();
+        let rows = self.libraries.coverage();
+        let row = rows.iter().find(|row| row.path.as_deref() == path).unwrap();
+        assert!(!row.attached);
+        row.reason.clone().unwrap()
+    }
+}
+
+fn found(path: &Path, major: u32) -> Found {
+    let inode = std::fs::metadata(path).unwrap().ino();
+    Found {
+        key: Some(FileKey { major, minor: 0, inode }),
+        path: path.as_os_str().as_encoded_bytes().to_vec(),
+        pid: Some(7),
+    }
+}
+
+#[test]
+fn a_library_is_attached_once_returns_first_and_says_so() {
+    let mut world = World::new(Options::default());
+    let path = world.runtime("a");
+    let id = world.find(&path).unwrap();
+    // The same file by a hard link and by another device number.
+    let link = world.directory.path().join("b");
+    std::fs::hard_link(&path, &link).unwrap();
+    assert_eq!(world.find_on(&link, 2), Some(id));
+    assert_eq!(world.notes.borrow().log, ["+1r", "+1e"]);
+    let rows = world.libraries.coverage();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].library.as_deref(), Some("libcudart"));
+    assert!(rows[0].attached && rows[0].attached_at.is_some());
+    assert_eq!(rows[0].by, Some("uprobe_multi"));
+    assert_eq!(rows[0].functions.len(), 7);
+    assert_eq!(rows[0].missing, Vec::<String>::new());
+    assert_eq!(rows[0].pid, Some(7));
+    world.libraries.detach_all();
+    assert_eq!(world.notes.borrow().log, ["+1r", "+1e", "-1e", "-1r"]);
+}
+
+#[test]
+fn what_is_no_catalog_library_is_remembered_without_a_row() {
+    let mut world = World::new(Options::default());
+    let path = TestLibrary::default().build(world.directory.path(), "libcudart.so.12");
+    assert_eq!(world.find(&path), None);
+    assert_eq!(world.libraries.coverage(), []);
+    assert_eq!(world.notes.borrow().log, Vec::<String>::new());
+}
+
+#[test]
+fn domains_that_are_off_are_not_attached() {
+    let options = Options { domains: vec![Domain::Pinned], ..Options::default() };
+    let mut world = World::new(options);
+    let path = world.runtime("a");
+    world.find(&path).unwrap();
+    let mut functions = world.libraries.coverage().remove(0).functions;
+    functions.sort();
+    assert_eq!(functions, ["cudaFreeHost", "cudaHostAlloc", "cudaMallocHost"]);
+
+    let mut world = World::new(Options { domains: vec![Domain::Kernel], ..Options::default() });
+    let path = world.runtime("a");
+    assert_eq!(world.find(&path), None);
+    assert_eq!(world.reason(&path), "its domains are off");
+}
+
+#[test]
+fn the_limits_hold_and_a_place_that_nobody_uses_is_given_away() {
+    let options = Options { max_files: 3, max_files_per_uid: 2, ..Options::default() };
+    let mut world = World::new(options);
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| world.runtime(name));
+    assert!(world.find(&a).is_some() && world.find(&b).is_some());
+    assert_eq!(world.find(&c), None);
+    assert!(world.reason(&c).contains("2 files of user id"));
+    // A person's word counts beyond the limit of a user.
+    let named = world.libraries.add_named(&d).unwrap();
+    world.libraries.options.max_files_per_uid = 9;
+    // All files are mapped: nothing to give away. What was refused is tried again after.
+    world.libraries.sweep(|_| true);
+    assert!(world.libraries.is_new(found(&c, 1).key.unwrap()));
+    assert_eq!(world.find(&c), None);
+    assert!(world.reason(&c).contains("3 files are probed already"));
+    // `a` is not mapped any more.
+    let a_key = found(&a, 1).key.unwrap();
+    world.libraries.sweep(|key| key != a_key);
+    assert!(world.find(&c).is_some());
+    assert!(world.libraries.is_new(a_key));
+    assert!(world.libraries.attached.contains_key(&named));
+    assert_eq!(world.libraries.attached(), 3);
+}
+
+#[test]
+fn the_configuration_excludes_by_build_id_and_by_path() {
+    let options = Options {
+        exclude_build_ids: vec!["00ff".to_owned()],
+        exclude_paths: vec![PathBuf::from("/opt/vendor")],
+        ..Options::default()
+    };
+    let mut world = World::new(options);
+    let path = TestLibrary {
+        soname: Some("libcudart.so.12"),
+        arguments: &["-Wl,--build-id=0x00ff"],
+        ..TestLibrary::default()
+    }
+    .build(world.directory.path(), "a");
+    assert_eq!(world.find(&path), None);
+    assert!(world.reason(&path).contains("build id"));
+
+    let other = world.runtime("b");
+    let below = Found { path: b"/opt/vendor/lib/x".to_vec(), ..found(&other, 1) };
+    let inspection = || inspect(elf::open(&other).unwrap(), false).unwrap();
+    assert_eq!(world.libraries.admit(&below, inspection()), None);
+    assert!(world.reason(Path::new("/opt/vendor/lib/x")).contains("path"));
+
+    let mut world = World::new(world.libraries.options);
+    let beside = Found { path: b"/opt/vendors/lib/x".to_vec(), ..found(&other, 1) };
+    assert!(world.libraries.admit(&beside, inspection()).is_some());
+}
+
+#[test]
+fn a_named_file_is_attached_by_its_symbols_whatever_it_is_called() {
+    let mut world = World::new(Options::default());
+    let path = TestLibrary::default().build(world.directory.path(), "program");
+    let id = world.libraries.add_named(&path).unwrap();
+    assert_eq!(world.libraries.add_named(&path).unwrap(), id);
+    let row = world.libraries.coverage().remove(0);
+    assert_eq!(row.functions.len(), 13);
+    assert_eq!(row.library.as_deref(), Some("libcudart,libcuda"));
+
+    let empty = TestLibrary { source: Some("int x;"), ..TestLibrary::default() }
+        .build(world.directory.path(), "empty");
+    let error = world.libraries.add_named(&empty).unwrap_err().to_string();
+    assert!(error.contains("empty has none of") && error.contains("cudaMalloc, "), "{error}");
+    let error = world.libraries.add_named(Path::new("/nowhere")).unwrap_err().to_string();
+    assert!(error.starts_with("/nowhere cannot be read: No such file"), "{error}");
+}
+
+#[test]
+fn naming_a_library_that_was_found_adds_its_own_functions() {
+    let mut world = World::new(Options::default());
+    let path = world.runtime("a");
+    let found = world.find(&path).unwrap();
+    let named = world.libraries.add_named(&path).unwrap();
+    assert_ne!(found, named);
+    assert_eq!(world.libraries.attached(), 1);
+    assert_eq!(world.libraries.coverage()[0].functions.len(), 13);
+}
+
+#[test]
+fn of_two_views_of_one_file_one_is_let_go_until_the_other_is_gone() {
+    let mut world = World::new(Options::default());
+    let a = world.runtime("a");
+    let b = world.directory.path().join("b");
+    // A copy that agrees in everything, as two overlay mounts show one file.
+    std::fs::copy(&a, &b).unwrap();
+    let times = std::fs::FileTimes::new().set_modified(a.metadata().unwrap().modified().unwrap());
+    std::fs::File::options().write(true).open(&b).unwrap().set_times(times).unwrap();
+    let (first, second) = (world.find(&a).unwrap(), world.find(&b).unwrap());
+    assert!(world.libraries.duplicate(first, second));
+    assert_eq!(world.libraries.attached(), 1);
+    assert!(world.reason(&b).starts_with("the same file as"));
+    // What the kernel had already reported does not take the other one away too.
+    assert!(!world.libraries.duplicate(second, first));
+    assert!(!world.libraries.duplicate(first, second));
+    assert!(!world.libraries.duplicate(first, first));
+    assert_eq!(world.libraries.attached(), 1);
+    // The first is deleted and unmapped: the second has its turn.
+    std::fs::remove_file(&a).unwrap();
+    let b_key = found(&b, 1).key.unwrap();
+    world.libraries.sweep(|key| key == b_key);
+    assert_eq!(world.libraries.attached(), 0);
+    assert!(world.find(&b).is_some());
+}
+
+#[test]
+fn files_that_differ_are_no_duplicates_whatever_the_kernel_saw() {
+    let mut world = World::new(Options::default());
+    let (a, b) = (world.runtime("a"), world.runtime("b"));
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(9);
+    let times = std::fs::FileTimes::new().set_modified(later);
+    std::fs::File::options().write(true).open(&b).unwrap().set_times(times).unwrap();
+    let (first, second) = (world.find(&a).unwrap(), world.find(&b).unwrap());
+    assert!(!world.libraries.duplicate(first, second));
+    assert_eq!(world.libraries.attached(), 2);
+}
+
+#[test]
+fn a_deleted_file_is_let_go_when_nobody_runs_it_and_no_sooner() {
+    let mut world = World::new(Options::default());
+    let path = world.runtime("a");
+    world.find(&path).unwrap();
+    world.libraries.sweep(|_| false);
+    assert_eq!(world.libraries.attached(), 1, "it is still there, somebody may start it");
+    std::fs::remove_file(&path).unwrap();
+    world.libraries.sweep(|_| true);
+    assert_eq!(world.libraries.attached(), 1);
+    world.libraries.sweep(|_| false);
+    assert_eq!(world.libraries.attached(), 0);
+    assert_eq!(world.libraries.coverage(), []);
+}
+
+#[test]
+fn a_point_that_the_kernel_refuses_does_not_cost_the_others() {
+    let mut world = World::new(Options::default());
+    let path = world.runtime("a");
+    let inspection = inspect(elf::open(&path).unwrap(), false).unwrap();
+    let (function, offset) = inspection.points.points[2];
+    world.notes.borrow_mut().refuse_offset = Some(offset);
+    assert!(world.find(&path).is_some());
+    let row = world.libraries.coverage().remove(0);
+    assert_eq!(row.functions.len(), 6);
+    let symbol = library_function(function).unwrap().symbol;
+    assert_eq!(row.reason, Some(format!("the kernel refused probes on {symbol}")));
+    assert_eq!(world.notes.borrow().attached, [(1, true, 6), (1, false, 6)]);
+}
+
+#[test]
+fn a_refusal_names_the_capabilities_and_is_tried_again() {
+    let mut world = World::new(Options::default());
+    let path = world.runtime("a");
+    world.notes.borrow_mut().refuse_all = Some(libc::EPERM);
+    assert_eq!(world.find(&path), None);
+    assert!(world.reason(&path).contains("CAP_BPF and CAP_PERFMON"));
+    let error = world.libraries.add_named(&path).unwrap_err().to_string();
+    assert!(error.contains("CAP_BPF"), "{error}");
+    world.notes.borrow_mut().refuse_all = None;
+    world.libraries.sweep(|_| true);
+    assert!(world.find(&path).is_some());
+}
+
+#[test]
+fn what_cannot_be_read_is_remembered_while_it_is_mapped() {
+    let mut world = World::new(Options::default());
+    let at = |path: &[u8], inode| Found {
+        key: Some(FileKey { major: 1, minor: 0, inode }),
+        path: path.to_vec(),
+        pid: Some(7),
+    };
+    let late = NotInspected::Late(Late::Deadline(std::time::Duration::from_secs(2)));
+    let library = at(b"/mnt/\xff/libcudart.so.12", 5);
+    let other = at(b"/mnt/libother.so", 6);
+    let gone = at(b"/mnt/libcudart.so.11", 7);
+    world.libraries.not_inspected(&library, &late);
+    world.libraries.not_inspected(&other, &ElfError::NotElf.into());
+    let not_found = ElfError::Io(io::ErrorKind::NotFound.into());
+    world.libraries.not_inspected(&gone, &not_found.into());
+    assert!(!world.libraries.is_new(library.key.unwrap()));
+    assert!(!world.libraries.is_new(other.key.unwrap()));
+    assert!(world.libraries.is_new(gone.key.unwrap()));
+    let rows = world.libraries.coverage();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].path.as_deref(), Some("/mnt/\\xff/libcudart.so.12"));
+    assert!(rows[0].reason.as_deref().unwrap().contains("did not answer within 2 s"));
+    world.libraries.sweep(|_| false);
+    assert!(world.libraries.is_new(library.key.unwrap()));
+    assert_eq!(world.libraries.coverage(), []);
+}

@@ -1,0 +1,110 @@
+//! What may be attached: domains, limits and exclusions.
+//!
+//! Decides on what was read of a file, and never attaches anything itself.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use memtrace_common::{Domain, FunctionId};
+
+use super::inspect::Inspection;
+use crate::catalog::{Function, library_function, library_functions};
+
+/// What may be attached.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Domains that are on.
+    pub domains: Vec<Domain>,
+    /// Files attached at a time.
+    pub max_files: usize,
+    /// Files of one owner attached at a time, so that one user's copies cannot take all places.
+    pub max_files_per_uid: usize,
+    /// Build ids (hex) that are left alone.
+    pub exclude_build_ids: Vec<String>,
+    /// Paths that are left alone: files, or directories with all that is below.
+    pub exclude_paths: Vec<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            domains: vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned],
+            max_files: 256,
+            max_files_per_uid: 16,
+            exclude_build_ids: Vec::new(),
+            exclude_paths: Vec::new(),
+        }
+    }
+}
+
+impl Options {
+    /// Whether a function is probed. One that frees is, when any domain is on whose pointers
+    /// it could free: `cudaFree` also frees managed memory.
+    #[must_use]
+    pub fn wants(&self, function: &Function) -> bool {
+        if function.allocates() {
+            return self.domains.contains(&function.domain);
+        }
+        library_functions().iter().any(|other| {
+            other.allocates()
+                && other.spec.class == function.spec.class
+                && self.domains.contains(&other.domain)
+        })
+    }
+
+    /// The functions of a file that are probed, and where.
+    pub(super) fn wanted(&self, inspection: &Inspection) -> Vec<(FunctionId, u64)> {
+        let wants = |id| library_function(id).is_some_and(|function| self.wants(function));
+        inspection.points.points.iter().copied().filter(|(id, _)| wants(*id)).collect()
+    }
+
+    /// Why a library of the catalog, found at `path`, is left alone; `None` if it is not.
+    pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<&'static str> {
+        let build_id = inspection.description.build_id.as_ref();
+        let path = Path::new(OsStr::from_bytes(path));
+        if build_id.is_some_and(|id| self.exclude_build_ids.contains(id)) {
+            Some("excluded by its build id (configuration)")
+        } else if self.exclude_paths.iter().any(|excluded| path.starts_with(excluded)) {
+            Some("excluded by its path (configuration)")
+        } else if inspection.description.go {
+            Some("made by the Go linker, whose functions must not be probed")
+        } else if inspection.points.points.is_empty() {
+            Some("exports none of the functions that memtrace knows")
+        } else if self.wanted(inspection).is_empty() {
+            Some("its domains are off")
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(domains: &[Domain]) -> Vec<&'static str> {
+        let options = Options { domains: domains.to_vec(), ..Options::default() };
+        library_functions()
+            .iter()
+            .filter(|function| options.wants(function))
+            .map(|function| function.symbol)
+            .collect()
+    }
+
+    #[test]
+    fn a_free_is_wanted_by_every_domain_whose_pointers_it_frees() {
+        assert_eq!(wanted(&[]), Vec::<&str>::new());
+        assert_eq!(wanted(&[Domain::Kernel]), Vec::<&str>::new());
+        let managed = wanted(&[Domain::Managed]);
+        assert!(managed.contains(&"cudaMallocManaged") && managed.contains(&"cudaFree"));
+        assert!(!managed.contains(&"cudaMalloc") && !managed.contains(&"cudaFreeHost"));
+        let pinned = wanted(&[Domain::Pinned]);
+        assert!(pinned.contains(&"cudaHostAlloc") && pinned.contains(&"cuMemFreeHost"));
+        assert!(!pinned.contains(&"cudaFree"));
+        assert_eq!(
+            wanted(&[Domain::Cuda, Domain::Managed, Domain::Pinned]).len(),
+            library_functions().len()
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! The sections of numbers: sizes of kernel maps, and when growth becomes a finding.
+
+use memtrace_common::tunables;
+use serde::Deserialize;
+
+use super::values;
+
+/// Sizes of the kernel maps. They are allocated whole at start, so that a full host never
+/// makes the tracer fail; `memtrace doctor` prints what they take.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Maps {
+    /// Live kernel allocations followed at a time.
+    pub kernel_live: u32,
+    /// Live library allocations followed at a time.
+    pub call_live: u32,
+    /// Kernel accounts: (process, context, call site, detail).
+    pub accounts: u32,
+    /// Processes known at a time, running or remembered.
+    pub processes: u32,
+    /// Rows of call-path totals: (address space, function).
+    pub totals: u32,
+    /// Call sites followed exactly although `exact` is off.
+    pub promoted: u32,
+    /// Bytes of the ring buffer; a power of two.
+    #[serde(deserialize_with = "values::bytes")]
+    pub ring: u64,
+}
+
+impl Default for Maps {
+    fn default() -> Self {
+        Self {
+            kernel_live: tunables::KERNEL_LIVE_ENTRIES,
+            call_live: tunables::CALL_LIVE_ENTRIES,
+            accounts: tunables::ACCOUNTS,
+            processes: tunables::PROCESSES,
+            totals: tunables::TOTALS,
+            promoted: tunables::PROMOTED,
+            ring: u64::from(tunables::RING_BYTES),
+        }
+    }
+}
+
+impl Maps {
+    /// Bounds: below 64 entries nothing works, above 2^24 one map alone is gigabytes.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Self { kernel_live, call_live, accounts, processes, totals, promoted, ring } = self;
+        for (key, entries) in [
+            ("kernel_live", kernel_live),
+            ("call_live", call_live),
+            ("accounts", accounts),
+            ("processes", processes),
+            ("totals", totals),
+            ("promoted", promoted),
+        ] {
+            if !(64..=1 << 24).contains(entries) {
+                return Err(format!("maps.{key}: {entries} is not between 64 and 16777216"));
+            }
+        }
+        if !ring.is_power_of_two() || !(64 << 10..=1 << 30).contains(ring) {
+            return Err(format!(
+                "maps.ring: {ring} bytes is no power of two between 64KiB and 1GiB; \
+                 the kernel takes no other size"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// When growth becomes a finding.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VerdictSection {
+    /// Length of a window whose lowest live bytes are its floor, seconds.
+    pub window_seconds: f64,
+    /// Younger books are `warming`, seconds.
+    pub minimum_age_seconds: f64,
+    /// Growth below this is nobody's concern, bytes.
+    #[serde(deserialize_with = "values::bytes")]
+    pub minimum_bytes: u64,
+}
+
+impl Default for VerdictSection {
+    fn default() -> Self {
+        Self { window_seconds: 60.0, minimum_age_seconds: 300.0, minimum_bytes: 1 << 20 }
+    }
+}
+
+impl VerdictSection {
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Self { window_seconds, minimum_age_seconds, minimum_bytes: _ } = self;
+        if !(1.0..=86_400.0).contains(window_seconds) {
+            return Err(format!(
+                "verdict.window_seconds: {window_seconds} is not between 1 and 86400"
+            ));
+        }
+        if !(0.0..=604_800.0).contains(minimum_age_seconds) {
+            return Err(format!(
+                "verdict.minimum_age_seconds: {minimum_age_seconds} is not between 0 and 604800"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! A file says what it says, a wrong one gives one line with the place.
+
+use std::path::Path;
+use std::time::Duration;
+
+use memtrace_common::Domain;
+
+use super::values::{parse_bytes, parse_duration};
+use super::{Config, Domains, Listen};
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(Path::new("m.toml"), text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn nothing_said_is_the_default() {
+    assert_eq!(parse("").unwrap(), Config::default());
+}
+
+#[test]
+fn values_arrive() {
+    let config = parse(
+        "domains = ['cuda']\nlisten = 'off'\nsettle = '2s'\nquantum = '64KiB'\n\
+         [maps]\nring = 1048576\n[exclude]\ncomm = ['nginx']\nuid = [33]\n",
+    )
+    .unwrap();
+    assert_eq!(config.domains.iter().collect::<Vec<_>>(), [Domain::Cuda]);
+    assert_eq!(config.listen, Listen(None));
+    assert_eq!(config.settle, Duration::from_secs(2));
+    assert_eq!(config.quantum, 65_536);
+    assert_eq!(config.maps.ring, 1 << 20);
+    assert_eq!(config.exclude.comm, ["nginx"]);
+    assert_eq!(config.exclude.uid, [33]);
+}
+
+#[test]
+fn a_wrong_line_is_named_in_one_line() {
+    for (text, expected) in [
+        ("a = 1", "m.toml line 1: unknown field `a`"),
+        ("\n[maps]\n\nrings = 1", "m.toml line 4: unknown field `rings`"),
+        ("[verdicts]", "m.toml line 1: unknown field `verdicts`"),
+        ("domains = ['kernel', 'gpu']", "m.toml line 1: unknown domain `gpu`; choose from kernel,"),
+        ("domains = ['torch']", "domain `torch` has no probes yet; choose from kernel,"),
+        ("domains = []", "no domain is named"),
+        ("settle = '5'", "m.toml line 1: `5` is no duration; write it like 500ms"),
+        ("settle = '-5s'", "no duration"),
+        ("listen = 'here'", "m.toml line 1: `here` is no address; write IP:PORT"),
+        ("socket = 'x'", "m.toml: socket: `x` is not an absolute path"),
+        ("quantum = 1", "m.toml: quantum: less than 4KiB"),
+        ("[maps]\nring = 1000000", "m.toml: maps.ring: 1000000 bytes is no power of two"),
+        ("[maps]\naccounts = 1", "m.toml: maps.accounts: 1 is not between"),
+        ("[exclude]\ncomm = ['a-very-long-process-name']", "exclude.comm"),
+        ("[exclude]\nlibrary_build_id = ['xyz']", "exclude.library_build_id: `xyz`"),
+        ("[include]\nunit = ['nginx']", "include.unit: `nginx` is no unit"),
+        ("[include]\ncgroup = ['nginx']", "include.cgroup: `nginx` does not begin with /"),
+        ("[verdict]\nwindow_seconds = nan", "verdict.window_seconds: NaN"),
+        ("listen = [", "m.toml line 1: "),
+    ] {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text:?} gave: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn a_missing_file_says_which_and_what_to_do() {
+    let error = Config::load(Path::new("/nonexistent/m.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read the configuration /nonexistent/m.toml: No such file"));
+    assert!(error.ends_with("name another with --config"));
+}
+
+#[test]
+fn sizes() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("32KiB", 32 << 10),
+        ("32k", 32 << 10),
+        ("1.5GiB", 3 << 29),
+        ("2 MiB", 2 << 20),
+        ("1MB", 1_000_000),
+        ("512B", 512),
+    ] {
+        assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+    }
+    for text in ["", "KiB", "-1", "1.5", "1 parsec", "1e9", "20000000T", "1.2.3M", "inf"] {
+        assert!(parse_bytes(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn durations() {
+    for (text, milliseconds) in
+        [("500ms", 500), ("10s", 10_000), ("2m", 120_000), ("1h30m", 5_400_000)]
+    {
+        assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+    }
+    for text in ["", "10", "-1s", "soon"] {
+        assert!(parse_duration(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_list_of_domains_reads_back() {
+    let domains: Domains = "pinned, kernel".parse().unwrap();
+    assert_eq!(domains.to_string(), "kernel,pinned");
+    assert!(domains.contains(Domain::Pinned) && !domains.contains(Domain::Cuda));
+    assert!(",".parse::<Domains>().is_err());
+}
+
+/// The lines of the packaged file that are keys, with their comment sign taken away.
+fn uncommented(text: &str) -> String {
+    text.lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(key) if !key.is_empty() && !key.starts_with([' ', '#']) => key,
+            _ => line,
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[test]
+fn the_packaged_file_says_the_defaults() {
+    let text = include_str!("../../../packaging/memtrace.toml");
+    assert_eq!(parse(text).unwrap(), Config::default());
+    let all = uncommented(text);
+    assert_eq!(parse(&all).unwrap(), Config::default());
+    // A key that the file does not mention would be one that nobody can find.
+    let written: toml::Table = all.parse().unwrap();
+    for key in [
+        "domains",
+        "kmem_cache",
+        "exact",
+        "libraries",
+        "listen",
+        "allowed_hosts",
+        "socket",
+        "state_dir",
+        "settle",
+        "quantum",
+    ] {
+        assert!(written.contains_key(key), "{key} is not in memtrace.toml");
+    }
+    for (section, keys) in [("maps", 7), ("include", 4), ("exclude", 6), ("verdict", 3)] {
+        assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
+    }
+}

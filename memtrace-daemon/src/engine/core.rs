@@ -1,0 +1,155 @@
+//! The pure core: it owns the ledger, the verdicts and what is known of the host.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use memtrace_common::Domain;
+
+use super::host::HostFacts;
+use crate::ledger::{Effects, Ledger, LedgerConfig};
+use crate::record::{RawStack, Record};
+use crate::snapshot::{HostInfo, Snapshot};
+use crate::verdict::{Surroundings, Traffic, VerdictConfig, Verdicts};
+
+/// What the core is asked to do.
+#[derive(Clone, Debug, Default)]
+pub struct CoreConfig {
+    /// The domains that are on.
+    pub domains: Vec<Domain>,
+    /// Whether named slab caches are followed.
+    pub named_caches: bool,
+    /// Bounds of the books.
+    pub ledger: LedgerConfig,
+    /// Numbers of the verdict.
+    pub verdict: VerdictConfig,
+}
+
+/// What a snapshot says beside the books.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// How the clocks lie to each other.
+    pub anchor: Anchor,
+    /// When the probes were attached.
+    pub attached_at: Timestamp,
+    /// The host.
+    pub host: HostInfo,
+}
+
+/// One moment on three clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Anchor {
+    /// By the wall clock.
+    pub wall: Timestamp,
+    /// CLOCK_MONOTONIC, ns.
+    pub monotonic_ns: u64,
+    /// CLOCK_BOOTTIME, ns.
+    pub boot_ns: u64,
+}
+
+impl Anchor {
+    /// The wall-clock time of a monotonic one.
+    #[must_use]
+    pub fn wall_of_monotonic(&self, monotonic_ns: u64) -> Timestamp {
+        self.shift(monotonic_ns, self.monotonic_ns)
+    }
+
+    /// The wall-clock time of a time since boot.
+    #[must_use]
+    pub fn wall_of_boot(&self, boot_ns: u64) -> Timestamp {
+        self.shift(boot_ns, self.boot_ns)
+    }
+
+    fn shift(&self, ns: u64, from_ns: u64) -> Timestamp {
+        let distance = i128::from(ns) - i128::from(from_ns);
+        let distance = i64::try_from(distance).unwrap_or(i64::MAX);
+        self.wall.saturating_add(SignedDuration::from_nanos(distance)).unwrap_or(self.wall)
+    }
+}
+
+/// The pure part of the engine.
+#[derive(Debug)]
+pub struct Core {
+    pub(super) config: CoreConfig,
+    pub(super) ledger: Ledger,
+    pub(super) verdicts: Verdicts,
+    pub(super) host: HostFacts,
+    pub(super) records: BTreeMap<&'static str, u64>,
+}
+
+impl Core {
+    /// Empty books.
+    #[must_use]
+    pub fn new(config: CoreConfig) -> Self {
+        Self {
+            ledger: Ledger::new(config.ledger.clone()),
+            verdicts: Verdicts::new(config.verdict.clone()),
+            host: HostFacts::default(),
+            records: BTreeMap::new(),
+            config,
+        }
+    }
+
+    /// Takes one record in, and says what it asks for. Ticks (one a second) are what makes
+    /// windows end and the ended be let go.
+    pub fn apply(&mut self, record: &Record) -> Effects {
+        *self.records.entry(kind(record)).or_default() += 1;
+        let mut effects = Effects::default();
+        self.ledger.apply(record, &mut effects);
+        match record {
+            Record::Observation { now_ns: _, observation } => {
+                self.host.observe(observation, || self.ledger.host_terms());
+            }
+            Record::Tick { now_ns } => self.judge(*now_ns),
+            _ => {}
+        }
+        effects
+    }
+
+    fn judge(&mut self, now_ns: u64) {
+        let terms = self.ledger.host_terms();
+        let kernel = terms.get(&Domain::Kernel).map_or(0, |terms| terms.seen.count);
+        let all: u64 = terms.values().map(|terms| terms.seen.count).sum();
+        let surroundings = Surroundings {
+            kernel: Traffic { seen: kernel, lost: self.host.lost_of_kernel() },
+            calls: Traffic { seen: all.saturating_sub(kernel), lost: self.host.lost_of_calls() },
+            slab_growth_bytes: self.host.slab_growth_bytes(),
+        };
+        let Self { verdicts, ledger, .. } = self;
+        verdicts.observe(now_ns, surroundings, |each| ledger.sample_rows(each));
+    }
+
+    /// A picture of everything.
+    #[must_use]
+    pub fn snapshot(&self, now_ns: u64, setting: &Setting) -> Snapshot {
+        super::picture::paint(self, now_ns, setting)
+    }
+
+    /// The books.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Stacks that were asked for and have no name yet, to be asked for again.
+    pub fn unnamed(&self) -> impl Iterator<Item = &RawStack> {
+        self.ledger.stacks().unnamed()
+    }
+}
+
+/// The name of a record's kind in metrics.
+fn kind(record: &Record) -> &'static str {
+    use memtrace_common::RecordKind;
+    match record {
+        Record::Process { .. } => RecordKind::Process.name(),
+        Record::Account { .. } => RecordKind::Account.name(),
+        Record::KernelSample(_) => RecordKind::KernelSample.name(),
+        Record::Totals { .. } => RecordKind::Totals.name(),
+        Record::Allocation(_) => RecordKind::Allocation.name(),
+        Record::Failure(_) => RecordKind::Failure.name(),
+        Record::Free(_) => RecordKind::Free.name(),
+        Record::Duplicate(_) => RecordKind::Duplicate.name(),
+        Record::Stack(_) => "stack",
+        Record::Tick { .. } => "tick",
+        Record::Observation { .. } => "observation",
+    }
+}

@@ -1,0 +1,18 @@
+//! The engine: one owner of the books, which publishes immutable snapshots.
+//!
+//! [`Core`] is the pure part: records in, books and pictures out. It does no I/O and reads no
+//! clock, so that a recording replays to the same findings.
+
+mod call_rows;
+mod core;
+mod finding;
+mod host;
+mod kernel_rows;
+mod picture;
+mod row;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+pub use core::{Anchor, Core, CoreConfig, Setting};

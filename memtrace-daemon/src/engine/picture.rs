@@ -1,0 +1,247 @@
+//! The picture of the books that everybody else reads. It changes nothing.
+
+use std::collections::BTreeMap;
+
+use memtrace_common::Domain;
+
+use super::call_rows::{self, View};
+use super::core::{Core, Setting};
+use super::finding;
+use super::kernel_rows;
+use super::row::Rows;
+use crate::catalog;
+use crate::ledger::{Folded, FoldedKey, ProcessBooks, of_account, of_totals, text};
+use crate::snapshot::{Baseline, Finding, Process, Runtime, Snapshot, Terms};
+
+/// Paints everything.
+pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
+    let host_terms = core.ledger.host_terms();
+    let mut painter = Painter {
+        core,
+        now_ns,
+        setting,
+        rows: Rows::default(),
+        processes: Vec::new(),
+        findings: Vec::new(),
+    };
+    painter.paint_processes();
+    let mut domains: BTreeMap<&'static str, Terms> =
+        core.config.domains.iter().map(|domain| (domain.name(), Terms::default())).collect();
+    for (domain, terms) in &host_terms {
+        if *terms != Terms::default() {
+            domains.insert(domain.name(), *terms);
+        }
+    }
+    let mut findings = painter.findings;
+    finding::worst_first(&mut findings);
+    Snapshot {
+        schema: 1,
+        generated_at: setting.anchor.wall_of_monotonic(now_ns),
+        attached_at: setting.attached_at,
+        host: setting.host.clone(),
+        domains,
+        coverage: core.host.coverage.clone(),
+        not_seen: not_seen(core),
+        loss: core.host.losses(core.ledger.faults().refused_stacks),
+        processes: painter.processes,
+        findings,
+        runtime: runtime(core, &host_terms),
+    }
+}
+
+struct Painter<'a> {
+    core: &'a Core,
+    now_ns: u64,
+    setting: &'a Setting,
+    rows: Rows,
+    processes: Vec<Process>,
+    findings: Vec<Finding>,
+}
+
+impl Painter<'_> {
+    fn paint_processes(&mut self) {
+        let ledger = &self.core.ledger;
+        let mut named: Vec<&ProcessBooks> = Vec::new();
+        let mut nameless: Vec<&ProcessBooks> = Vec::new();
+        for process in ledger.processes() {
+            if process.entry.is_some() { &mut named } else { &mut nameless }.push(process);
+        }
+        named.sort_unstable_by_key(|process| process.serial);
+        nameless.sort_unstable_by_key(|process| process.serial);
+        for process in named {
+            let mut painted = self.describe(process);
+            self.add_books(process, &mut painted);
+            self.finish(painted);
+        }
+        let mut folded: Vec<(&FoldedKey, &Folded)> = ledger.folded().collect();
+        folded.sort_unstable_by_key(|(key, _)| **key);
+        for (key, folded) in folded {
+            let mut painted = nobody(text(&key.comm));
+            painted.cgroup.clone_from(&folded.cgroup);
+            painted.ended = true;
+            let ended_ns = Some(folded.ended_boot_ns).filter(|ns| *ns != 0);
+            painted.ended_at = ended_ns.map(|ns| self.setting.anchor.wall_of_boot(ns));
+            self.add_accounts(&folded.accounts, Some(0), &mut painted);
+            self.finish(painted);
+        }
+        let mut interrupt = nobody("[interrupt]".to_owned());
+        self.add_accounts(ledger.interrupt_accounts(), None, &mut interrupt);
+        self.finish(interrupt);
+        let mut unknown = nobody("[unknown]".to_owned());
+        self.add_accounts(ledger.unknown_accounts(), None, &mut unknown);
+        for process in nameless {
+            self.add_books(process, &mut unknown);
+        }
+        let mut ownerless: Vec<_> =
+            ledger.spaces().filter(|(_, space)| space.owner.is_none()).collect();
+        ownerless.sort_unstable_by_key(|(id, _)| *id);
+        for (id, space) in ownerless {
+            let shown = space.closed_ns.is_none();
+            self.add_space(View { id, space, shown }, &mut unknown);
+        }
+        self.finish(unknown);
+    }
+
+    fn describe(&self, process: &ProcessBooks) -> Process {
+        let entry = process.entry.unwrap_or_default();
+        let facts = &process.facts;
+        Process {
+            pid: entry.key.tgid,
+            start_ns: entry.key.start_ns,
+            ppid: Some(entry.parent_tgid).filter(|parent| *parent != 0),
+            comm: text(&entry.comm),
+            cmdline: facts.cmdline.clone(),
+            cgroup: facts.cgroup.clone(),
+            ended: process.ended(),
+            ended_at: Some(entry.ended_ns)
+                .filter(|ns| *ns != 0)
+                .map(|ns| self.setting.anchor.wall_of_boot(ns)),
+            baseline: Baseline {
+                before_attach: facts.before_attach,
+                rss_bytes: facts.rss_bytes,
+                device_bytes: facts.device_bytes,
+            },
+            domains: BTreeMap::new(),
+            sites: Vec::new(),
+        }
+    }
+
+    fn add_books(&mut self, process: &ProcessBooks, painted: &mut Process) {
+        self.add_accounts(&process.accounts, process.ended_ns, painted);
+        let current = process.entry.map_or(0, |entry| entry.space);
+        for id in &process.spaces {
+            if let Some(space) = self.core.ledger.space(*id) {
+                let open = space.closed_ns.is_none();
+                let shown = open || (process.ended() && *id == current);
+                self.add_space(View { id: *id, space, shown }, painted);
+            }
+        }
+    }
+
+    fn add_accounts(&mut self, ids: &[usize], ended_ns: Option<u64>, painted: &mut Process) {
+        for books in ids.iter().filter_map(|id| self.core.ledger.account(*id)) {
+            let terms = of_account(&books.account);
+            if terms == Terms::default() {
+                continue;
+            }
+            let part = kernel_rows::part(self.core, books, self.now_ns, ended_ns);
+            painted.domains.entry(part.domain.name()).or_default().terms.add(&terms);
+            self.rows.add(part);
+        }
+    }
+
+    fn add_space(&mut self, view: View<'_>, painted: &mut Process) {
+        for (function, totals) in view.space.totals() {
+            let Some((_, domain)) = catalog::name_and_domain(function) else {
+                continue;
+            };
+            let terms = painted.domains.entry(domain.name()).or_default();
+            terms.terms.add(&of_totals(totals, view.space.closed_ns.is_some()));
+            terms.failures += totals.failures;
+            terms.failed_frees += totals.failed_frees;
+            terms.unknown_frees += totals.unknown_frees;
+            terms.empty += totals.empty;
+            terms.implausible += totals.implausible;
+        }
+        let Self { core, now_ns, rows, .. } = self;
+        call_rows::parts(core, view, *now_ns, |part| rows.add(part));
+    }
+
+    /// Puts a process into the picture if it has books.
+    fn finish(&mut self, mut painted: Process) {
+        for (site, judgement) in self.rows.give_to(&mut painted) {
+            let finding =
+                finding::of_site(&self.core.host, self.setting, &painted, site, judgement);
+            self.findings.push(finding);
+        }
+        if !painted.domains.is_empty() || !painted.sites.is_empty() {
+            self.processes.push(painted);
+        }
+    }
+}
+
+/// A process that is none: books that nobody in particular is behind.
+fn nobody(comm: String) -> Process {
+    Process {
+        pid: 0,
+        start_ns: 0,
+        ppid: None,
+        comm,
+        cmdline: None,
+        cgroup: None,
+        ended: false,
+        ended_at: None,
+        baseline: Baseline::default(),
+        domains: BTreeMap::new(),
+        sites: Vec::new(),
+    }
+}
+
+fn runtime(core: &Core, host_terms: &BTreeMap<Domain, Terms>) -> Runtime {
+    let mut probes = BTreeMap::new();
+    for row in &core.host.coverage {
+        let Some(library) = &row.library else {
+            continue;
+        };
+        for (functions, attached) in [(&row.functions, row.attached), (&row.missing, false)] {
+            for function in functions {
+                let probe = probes.entry((function.clone(), library.clone())).or_insert(false);
+                *probe |= attached;
+            }
+        }
+    }
+    Runtime {
+        records: core.records.clone(),
+        probes,
+        explained: core.host.explained(host_terms),
+        devices: core
+            .host
+            .devices
+            .iter()
+            .map(|(index, device)| (*index, device.total_bytes, device.used_bytes()))
+            .collect(),
+        ..Runtime::default()
+    }
+}
+
+/// What no probe sees, so that nobody takes silence for absence.
+fn not_seen(core: &Core) -> Vec<String> {
+    let on = |domain: Domain| core.config.domains.contains(&domain);
+    let mut rows = vec![
+        "memory from before memtrace was attached (a process' baseline says how much it held)"
+            .to_owned(),
+        "pages taken straight from the page allocator (network buffers, huge pages, page cache)"
+            .to_owned(),
+        "vmalloc and per-CPU memory".to_owned(),
+    ];
+    if on(Domain::Kernel) && !core.config.named_caches {
+        rows.push("named slab caches (inodes, dentries, sockets): --kmem-cache".to_owned());
+    }
+    if on(Domain::Kernel) {
+        rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
+    }
+    for domain in Domain::ALL.into_iter().filter(|domain| !on(*domain)) {
+        rows.push(format!("{}: this domain is off", domain.name()));
+    }
+    rows
+}

@@ -1,0 +1,170 @@
+//! Rows of a picture: one for each (function, context, site) of a process, whatever number of
+//! accounts, call sites or address spaces it was put together from.
+
+use memtrace_common::{Amount, Domain, FunctionId};
+use rustc_hash::FxHashMap;
+
+use crate::record::StackKey;
+use crate::snapshot::{Frames, Process, Sample, Site, Verdict};
+use crate::verdict::Judgement;
+
+/// What makes two parts the same row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RowId {
+    pub(super) function: FunctionId,
+    pub(super) context: &'static str,
+    pub(super) place: Place,
+}
+
+/// Where a row's memory was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// A site that has its name.
+    Site(u64),
+    /// A stack that has none yet.
+    Raw(StackKey),
+    /// A call site whose stack never came (an exact account, by its detail).
+    Unseen(u64),
+    /// Nobody knows.
+    Unattributed,
+}
+
+/// One part of a row: an account, or a call site of one address space.
+pub(super) struct Part {
+    pub(super) id: RowId,
+    pub(super) domain: Domain,
+    pub(super) api: &'static str,
+    pub(super) live: Amount,
+    pub(super) allocated: Amount,
+    pub(super) freed: Amount,
+    pub(super) failures: u64,
+    pub(super) oldest_age_seconds: Option<f64>,
+    pub(super) judgement: Judgement,
+    /// Whether its memory is still somebody's, so that growth of it is news.
+    pub(super) current: bool,
+    pub(super) frames_sampled: bool,
+    pub(super) frames: Frames,
+    pub(super) samples: Vec<Sample>,
+    pub(super) note: Option<&'static str>,
+}
+
+/// A row, and what a finding about it needs.
+pub(super) struct Row {
+    pub(super) site: Site,
+    pub(super) judgement: Judgement,
+    pub(super) current: bool,
+    judged_bytes: u64,
+}
+
+/// The rows of one process.
+#[derive(Default)]
+pub(super) struct Rows {
+    rows: Vec<Row>,
+    index: FxHashMap<RowId, usize>,
+}
+
+impl Rows {
+    pub(super) fn add(&mut self, part: Part) {
+        let known = self.index.get(&part.id).and_then(|position| self.rows.get_mut(*position));
+        if let Some(row) = known {
+            row.join(part);
+        } else {
+            self.index.insert(part.id, self.rows.len());
+            self.rows.push(Row::new(part));
+        }
+    }
+
+    /// Empties the rows into a process, largest first, and says which of them are news.
+    pub(super) fn give_to(&mut self, process: &mut Process) -> Vec<(Site, Judgement)> {
+        self.index.clear();
+        self.rows.sort_by(|a, b| {
+            let size = |row: &Row| (row.site.live_bytes, row.site.allocated_bytes, row.site.id);
+            size(b).cmp(&size(a))
+        });
+        let mut news = Vec::new();
+        for row in self.rows.drain(..) {
+            if row.current && is_news(row.judgement.verdict) {
+                news.push((row.site.clone(), row.judgement));
+            }
+            process.sites.push(row.site);
+        }
+        news
+    }
+}
+
+fn is_news(verdict: Verdict) -> bool {
+    matches!(verdict, Verdict::Leak | Verdict::Orphaned | Verdict::Growing | Verdict::Unreliable)
+}
+
+impl Row {
+    fn new(part: Part) -> Self {
+        let judgement = part.judgement;
+        Self {
+            site: Site {
+                id: match part.id.place {
+                    Place::Site(id) => Some(id),
+                    Place::Raw(_) | Place::Unseen(_) | Place::Unattributed => None,
+                },
+                domain: part.domain.name(),
+                api: part.api,
+                context: part.id.context,
+                live_bytes: part.live.bytes,
+                live_count: part.live.count,
+                allocated_bytes: part.allocated.bytes,
+                freed_bytes: part.freed.bytes,
+                allocations: part.allocated.count,
+                frees: part.freed.count,
+                failures: part.failures,
+                growth_bytes_per_second: judgement.growth_bytes_per_second,
+                oldest_age_seconds: part.oldest_age_seconds,
+                verdict: judgement.verdict,
+                confidence: judgement.confidence,
+                evidence: judgement.evidence.clone(),
+                sampling: 1.0,
+                frames_sampled: part.frames_sampled,
+                frames: part.frames,
+                samples: part.samples,
+                note: part.note,
+            },
+            judgement,
+            current: part.current,
+            judged_bytes: part.live.bytes,
+        }
+    }
+
+    /// Adds another part of the same site. The part that holds most has the verdict.
+    fn join(&mut self, part: Part) {
+        let site = &mut self.site;
+        site.live_bytes += part.live.bytes;
+        site.live_count += part.live.count;
+        site.allocated_bytes += part.allocated.bytes;
+        site.freed_bytes += part.freed.bytes;
+        site.allocations += part.allocated.count;
+        site.frees += part.freed.count;
+        site.failures += part.failures;
+        site.oldest_age_seconds = larger(site.oldest_age_seconds, part.oldest_age_seconds);
+        site.samples.extend(part.samples);
+        site.samples.sort_by(|a, b| b.weight_bytes.cmp(&a.weight_bytes));
+        site.note = site.note.and(part.note);
+        site.growth_bytes_per_second =
+            match (site.growth_bytes_per_second, part.judgement.growth_bytes_per_second) {
+                (Some(a), Some(b)) => Some(a + b),
+                (a, b) => a.or(b),
+            };
+        if (part.current, part.live.bytes) > (self.current, self.judged_bytes) {
+            site.verdict = part.judgement.verdict;
+            site.confidence = part.judgement.confidence;
+            site.evidence = part.judgement.evidence.clone();
+            self.judgement = part.judgement;
+            self.judged_bytes = part.live.bytes;
+        }
+        self.current |= part.current;
+    }
+}
+
+fn larger(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        (a, b) => a.or(b),
+    }
+}

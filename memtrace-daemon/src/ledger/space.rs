@@ -1,0 +1,286 @@
+//! The call-path books of one address space: totals by function, allocations by id, and what
+//! of the totals the allocations explain.
+//!
+//! Totals are the authority. Allocations say which site; where their records were lost, the
+//! difference is the row `unattributed`, and it is never negative.
+
+use memtrace_common::{Amount, FreeReason, FunctionId, Totals};
+use rustc_hash::FxHashMap;
+
+use crate::record::StackKey;
+
+/// One address space: new at exec, shared with a vfork child.
+#[derive(Debug, Default)]
+pub struct Space {
+    /// Serial of the process that it belongs to.
+    pub owner: Option<u32>,
+    /// When it was closed by its owner's end or exec, monotonic ns.
+    pub closed_ns: Option<u64>,
+    /// Whether `owner` was said by a process record, not guessed from a caller.
+    pub(super) owner_certain: bool,
+    /// Whether its allocations may have been taken out of the kernel's live map.
+    pub(super) swept: bool,
+    totals: FxHashMap<FunctionId, Totals>,
+    sites: Vec<CallSite>,
+    index: FxHashMap<(FunctionId, StackKey), usize>,
+    live: FxHashMap<u64, LiveCall>,
+}
+
+/// One (function, stack) of an address space.
+#[derive(Clone, Debug)]
+pub struct CallSite {
+    /// The function.
+    pub function: FunctionId,
+    /// Its stack.
+    pub stack: StackKey,
+    /// Allocated by calls whose record came.
+    pub allocated: Amount,
+    /// Of these: freed.
+    pub freed: Amount,
+    /// Of these: closed because the address was handed out again.
+    pub freed_unseen: Amount,
+    /// Calls that failed.
+    pub failures: u64,
+    /// First allocation, monotonic ns.
+    pub first_ns: u64,
+    /// Oldest allocation that was live when the space was swept, monotonic ns.
+    pub(super) oldest_ns: Option<u64>,
+    /// Lowest live bytes since this was last looked at.
+    pub low_bytes: u64,
+}
+
+impl CallSite {
+    /// Allocated and still there.
+    #[must_use]
+    pub fn live(&self) -> Amount {
+        self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
+    }
+}
+
+/// What of a function's totals no site explains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gap {
+    /// Allocated.
+    pub allocated: Amount,
+    /// Freed.
+    pub freed: Amount,
+    /// Live, or held at the end.
+    pub live: Amount,
+    /// Failed calls.
+    pub failures: u64,
+}
+
+impl Gap {
+    /// Whether the sites explain everything.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LiveCall {
+    site: usize,
+    bytes: u64,
+    time_ns: u64,
+}
+
+/// What is remembered of an id that left the books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClosedCall {
+    /// Its free is booked at its site.
+    Booked,
+    /// Its free came before its allocation.
+    Early(FreeReason),
+}
+
+impl Space {
+    /// Totals by function.
+    pub fn totals(&self) -> impl Iterator<Item = (FunctionId, &Totals)> {
+        self.totals.iter().map(|(function, totals)| (*function, totals))
+    }
+
+    /// Sites, in the order of their first calls.
+    #[must_use]
+    pub fn sites(&self) -> &[CallSite] {
+        &self.sites
+    }
+
+    pub(super) fn sites_mut(&mut self) -> &mut [CallSite] {
+        &mut self.sites
+    }
+
+    /// Whether anything was ever booked here.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.totals.is_empty() && self.sites.is_empty()
+    }
+
+    /// Whether anything is live by the totals or by the sites.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        !self.live.is_empty() || self.totals.values().any(|totals| !totals.live().is_zero())
+    }
+
+    /// When the oldest live allocation of each site was made, monotonic ns, by position in
+    /// [`Self::sites`].
+    #[must_use]
+    pub fn oldest(&self) -> FxHashMap<usize, u64> {
+        let mut oldest: FxHashMap<usize, u64> = self
+            .sites
+            .iter()
+            .enumerate()
+            .filter_map(|(position, site)| Some((position, site.oldest_ns?)))
+            .collect();
+        for call in self.live.values() {
+            let time = oldest.entry(call.site).or_insert(call.time_ns);
+            *time = call.time_ns.min(*time);
+        }
+        oldest
+    }
+
+    /// What of each function's totals the sites do not explain.
+    #[must_use]
+    pub fn gaps(&self) -> Vec<(FunctionId, Gap)> {
+        let mut sums: FxHashMap<FunctionId, Gap> = FxHashMap::default();
+        for site in &self.sites {
+            let sum = sums.entry(site.function).or_default();
+            sum.allocated = sum.allocated.saturating_add(site.allocated);
+            sum.freed = sum.freed.saturating_add(site.freed);
+            sum.live = sum.live.saturating_add(site.live());
+            sum.failures += site.failures;
+        }
+        let mut gaps: Vec<_> = self
+            .totals
+            .iter()
+            .map(|(function, totals)| {
+                let explained = sums.get(function).copied().unwrap_or_default();
+                let gap = Gap {
+                    allocated: totals.allocated.saturating_sub(explained.allocated),
+                    freed: totals.freed.saturating_sub(explained.freed),
+                    live: totals.live().saturating_sub(explained.live),
+                    failures: totals.failures.saturating_sub(explained.failures),
+                };
+                (*function, gap)
+            })
+            .filter(|(_, gap)| !gap.is_zero())
+            .collect();
+        gaps.sort_by_key(|(function, _)| *function);
+        gaps
+    }
+
+    /// Takes totals in, unless they are older than what is known.
+    pub(super) fn accept(&mut self, function: FunctionId, totals: &Totals) {
+        let known = self.totals.entry(function).or_default();
+        if events(totals) >= events(known) {
+            *known = *totals;
+        }
+    }
+
+    /// Books an allocation; false where its id is live already.
+    pub(super) fn allocate(
+        &mut self,
+        id: u64,
+        function: FunctionId,
+        stack: StackKey,
+        bytes: u64,
+        time_ns: u64,
+    ) -> bool {
+        if self.live.contains_key(&id) {
+            return false;
+        }
+        let position = self.position(function, stack, time_ns);
+        if let Some(site) = self.sites.get_mut(position) {
+            site.allocated = site.allocated.saturating_add(Amount { count: 1, bytes });
+            site.first_ns = site.first_ns.min(time_ns);
+        }
+        self.live.insert(id, LiveCall { site: position, bytes, time_ns });
+        true
+    }
+
+    /// Books a failed call at its site.
+    pub(super) fn fail(&mut self, function: FunctionId, stack: StackKey, time_ns: u64) {
+        let position = self.position(function, stack, time_ns);
+        if let Some(site) = self.sites.get_mut(position) {
+            site.failures += 1;
+        }
+    }
+
+    /// Books a free; false where the id is not live.
+    pub(super) fn free(&mut self, id: u64, reason: FreeReason) -> bool {
+        let Some(call) = self.live.remove(&id) else {
+            return false;
+        };
+        if let Some(site) = self.sites.get_mut(call.site) {
+            let term = match reason {
+                FreeReason::Freed => &mut site.freed,
+                FreeReason::FreedUnseen => &mut site.freed_unseen,
+            };
+            *term = term.saturating_add(Amount { count: 1, bytes: call.bytes });
+            site.low_bytes = site.low_bytes.min(site.live().bytes);
+        }
+        true
+    }
+
+    /// Forgets the single allocations; the sites keep what they held. Nothing more comes.
+    pub(super) fn sweep(&mut self) {
+        for (position, time_ns) in self.oldest() {
+            if let Some(site) = self.sites.get_mut(position) {
+                site.oldest_ns = Some(time_ns);
+            }
+        }
+        self.live = FxHashMap::default();
+        self.swept = true;
+    }
+
+    /// Ids that the books call live although the kernel's map, read from `read_ns` on, did not
+    /// have them. `ids` is sorted.
+    pub(super) fn missing(&self, next_id: u64, ids: &[u64], read_ns: u64) -> Vec<u64> {
+        let mut missing: Vec<u64> = self
+            .live
+            .iter()
+            .filter(|(id, call)| **id < next_id && call.time_ns < read_ns)
+            .map(|(id, _)| *id)
+            .filter(|id| ids.binary_search(id).is_err())
+            .collect();
+        missing.sort_unstable();
+        missing
+    }
+
+    fn position(&mut self, function: FunctionId, stack: StackKey, time_ns: u64) -> usize {
+        *self.index.entry((function, stack)).or_insert_with(|| {
+            self.sites.push(CallSite {
+                function,
+                stack,
+                allocated: Amount::default(),
+                freed: Amount::default(),
+                freed_unseen: Amount::default(),
+                failures: 0,
+                oldest_ns: None,
+                first_ns: time_ns,
+                low_bytes: 0,
+            });
+            self.sites.len() - 1
+        })
+    }
+}
+
+/// How many events totals have counted.
+fn events(totals: &Totals) -> u64 {
+    let Totals {
+        seen,
+        allocated,
+        freed,
+        freed_unseen,
+        dropped,
+        failures,
+        failed_frees,
+        unknown_frees,
+        empty,
+        implausible,
+        reported: _,
+    } = totals;
+    let amounts = [seen, allocated, freed, freed_unseen, dropped].map(|amount| amount.count);
+    let calls = [*failures, *failed_frees, *unknown_frees, *empty, *implausible];
+    amounts.into_iter().chain(calls).fold(0, u64::wrapping_add)
+}

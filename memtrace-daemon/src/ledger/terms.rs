@@ -1,0 +1,61 @@
+//! From cumulative counters to the terms of conservation. Nothing here is ever guessed by
+//! subtraction except `live`, which is what was followed and has not left.
+
+use std::collections::BTreeMap;
+
+use memtrace_common::{Account, Amount, Domain, Totals};
+
+use super::Ledger;
+use crate::catalog;
+use crate::snapshot::Terms;
+
+impl Ledger {
+    /// Terms of the whole host by domain: all accounts, all address spaces, and what is not
+    /// kept any more.
+    #[must_use]
+    pub fn host_terms(&self) -> BTreeMap<Domain, Terms> {
+        let mut host = self.remainder.clone();
+        let kernel = host.entry(Domain::Kernel).or_default();
+        for books in self.accounts.iter() {
+            kernel.add(&of_account(&books.account));
+        }
+        for space in self.spaces.values() {
+            for (function, totals) in space.totals() {
+                if let Some((_, domain)) = catalog::name_and_domain(function) {
+                    let closed = space.closed_ns.is_some();
+                    host.entry(domain).or_default().add(&of_totals(totals, closed));
+                }
+            }
+        }
+        host
+    }
+}
+
+/// Terms of one kernel account: never closed, whoever ends.
+#[must_use]
+pub fn of_account(account: &Account) -> Terms {
+    Terms {
+        seen: account.seen,
+        live: account.live(),
+        freed: account.freed,
+        closed: Amount::default(),
+        freed_unseen: account.freed_unseen,
+        dropped: account.dropped,
+    }
+}
+
+/// Terms of one row of call-path totals: what was live when its space closed is closed.
+#[must_use]
+pub fn of_totals(totals: &Totals, closed: bool) -> Terms {
+    let held = totals.live();
+    let nothing = Amount::default();
+    let (live, closed) = if closed { (nothing, held) } else { (held, nothing) };
+    Terms {
+        seen: totals.seen,
+        live,
+        freed: totals.freed,
+        closed,
+        freed_unseen: totals.freed_unseen,
+        dropped: totals.dropped,
+    }
+}

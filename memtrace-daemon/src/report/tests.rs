@@ -1,0 +1,115 @@
+//! What people and programs get to read, kept as it was approved.
+
+use memtrace_common::Domain;
+
+use super::escape::columns;
+use super::*;
+
+fn shown(snapshot: &Snapshot, format: Format, filter: &Filter, width: Option<usize>) -> String {
+    let mut out = vec![];
+    render(snapshot, format, filter, width, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn text(snapshot: &Snapshot, width: Option<usize>) -> String {
+    shown(snapshot, Format::Text, &Filter::default(), width)
+}
+
+#[test]
+fn a_busy_host_on_a_terminal() {
+    insta::assert_snapshot!(text(&fixture::busy(), Some(100)));
+}
+
+#[test]
+fn a_busy_host_in_a_file() {
+    insta::assert_snapshot!(text(&fixture::busy(), None));
+}
+
+#[test]
+fn the_end_of_a_run() {
+    insta::assert_snapshot!(text(&fixture::run(), Some(100)));
+}
+
+#[test]
+fn nothing_at_all() {
+    insta::assert_snapshot!(text(&fixture::empty(), Some(80)));
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal() {
+    for width in [60, 72, 80, 100, 240] {
+        for snapshot in [fixture::busy(), fixture::run(), fixture::empty()] {
+            for line in text(&snapshot, Some(width)).lines() {
+                // Below about 90 columns the fixed columns of a table need what they need.
+                let limit = width.clamp(90, 100);
+                assert!(columns(line) <= limit, "{width}: {} columns: {line}", columns(line));
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_names_reach_no_terminal() {
+    for format in [Format::Text, Format::Folded, Format::Json] {
+        let report = shown(&fixture::busy(), format, &Filter::default(), None);
+        assert!(report.chars().all(|c| c == '\n' || !c.is_control()), "{format}");
+    }
+    let report = text(&fixture::busy(), None);
+    assert!(report.contains("sh -c \\x1b]0;pwned\\x07\\n\\u{202e}exe"), "{report}");
+}
+
+#[test]
+fn json_reads_back_and_knows_its_nulls() {
+    let report = shown(&fixture::busy(), Format::Json, &Filter::default(), None);
+    let json: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(json["schema"], 1);
+    assert_eq!(json["processes"][0]["sites"][1]["id"], "0000000000000abc");
+    assert_eq!(json["processes"][0]["sites"][2]["id"], serde_json::Value::Null);
+    assert_eq!(json["domains"]["kernel"]["live"]["count"], 19_458);
+    assert_eq!(json["processes"][2]["comm"], "\x1b[2Jroot\nLEAK");
+}
+
+#[test]
+fn folded_stacks_begin_with_their_domain() {
+    insta::assert_snapshot!(shown(&fixture::busy(), Format::Folded, &Filter::default(), None), @"");
+}
+
+#[test]
+fn filters_show_a_part() {
+    let busy = fixture::busy();
+    let pids = |filter: Filter| {
+        filter.apply(&busy).processes.iter().map(|process| process.pid).collect::<Vec<_>>()
+    };
+    assert_eq!(pids(Filter { pid: Some(977), ..Filter::default() }), [977]);
+    assert_eq!(pids(Filter { comm: Some("python3".into()), ..Filter::default() }), [4121]);
+    assert_eq!(pids(Filter { domain: Some(Domain::Kernel), ..Filter::default() }), [977, 31_337]);
+    let site = Filter { site: Some(0xabc), ..Filter::default() }.apply(&busy).into_owned();
+    assert_eq!(site.processes.len(), 1);
+    assert_eq!(site.processes[0].sites.len(), 1);
+    assert_eq!(site.findings.len(), 1);
+    let cuda = Filter { domain: Some(Domain::Cuda), ..Filter::default() }.apply(&busy).into_owned();
+    assert_eq!(cuda.domains.keys().collect::<Vec<_>>(), [&"cuda"]);
+    assert_eq!(cuda.findings.len(), 1);
+    assert_eq!(cuda.coverage.len(), 2);
+}
+
+#[test]
+fn a_name_longer_than_the_kernel_keeps_still_finds_its_process() {
+    let mut snapshot = fixture::empty();
+    snapshot.processes = vec![fixture::process(1, "a-rather-long-n", vec![])];
+    let filter = Filter { comm: Some("a-rather-long-name".into()), ..Filter::default() };
+    assert_eq!(filter.apply(&snapshot).processes.len(), 1);
+}
+
+#[test]
+fn formats_of_later_versions_say_so() {
+    let error = render(&fixture::empty(), Format::Svg, &Filter::default(), None, &mut vec![]);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "this version cannot write svg; use folded (`inferno-flamegraph` makes an SVG of it)"
+    );
+    assert!("xml".parse::<Format>().is_err());
+    for format in Format::ALL {
+        assert_eq!(format.name().parse(), Ok(format));
+    }
+}

@@ -1,0 +1,57 @@
+//! The host's books by domain, and whether they add up.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Page;
+use crate::report::human;
+use crate::report::table::{Align, Table};
+use crate::snapshot::{Snapshot, Terms};
+
+pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> {
+    page.heading("BOOKS since attach: seen = live + freed + closed + freed unseen + dropped")?;
+    let domains = snapshot.domains.iter().map(|(name, terms)| (*name, *terms));
+    for line in domain_lines(&domains.collect(), page.width) {
+        page.line(&line)?;
+    }
+    page.line("")
+}
+
+/// One line a domain that has seen anything, after a head; domains are never added.
+#[must_use]
+pub fn domain_lines(domains: &BTreeMap<&str, Terms>, width: Option<usize>) -> Vec<String> {
+    let mut table = Table::new([
+        ("DOMAIN", Align::Left),
+        ("SEEN", Align::Right),
+        ("LIVE", Align::Right),
+        ("OBJECTS", Align::Right),
+        ("FREED", Align::Right),
+        ("CLOSED", Align::Right),
+        ("FREED UNSEEN", Align::Right),
+        ("DROPPED", Align::Right),
+        ("", Align::Flexible(10)),
+    ]);
+    let mut quiet = vec![];
+    for (name, terms) in domains {
+        if *terms == Terms::default() {
+            quiet.push(*name);
+            continue;
+        }
+        table.row([
+            (*name).to_owned(),
+            human::bytes(terms.seen.bytes),
+            human::bytes(terms.live.bytes),
+            human::count(terms.live.count),
+            human::bytes(terms.freed.bytes),
+            human::bytes(terms.closed.bytes),
+            human::bytes(terms.freed_unseen.bytes),
+            human::bytes(terms.dropped.bytes),
+            if terms.conserved() { String::new() } else { "DOES NOT ADD UP".into() },
+        ]);
+    }
+    let mut lines = if quiet.len() == domains.len() { vec![] } else { table.lines(width) };
+    if !quiet.is_empty() {
+        lines.extend(super::indented(&format!("nothing seen in {}", quiet.join(", ")), 0, width));
+    }
+    lines
+}

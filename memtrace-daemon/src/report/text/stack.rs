@@ -1,0 +1,51 @@
+//! A site's stack, from the user's own frame outwards.
+
+use std::io;
+
+use super::Page;
+use crate::report::frames::{from_the_users, name, place};
+use crate::report::table::{Align, Table};
+use crate::snapshot::{Frame, Site};
+
+/// Frames of one kind that are shown; outer ones are the interpreter's or libc's start.
+const SHOWN: usize = 8;
+/// A longer function name (C++ templates) would push the place off the page.
+const WIDEST_NAME: usize = 56;
+
+pub(super) fn write(site: &Site, indent: usize, page: &mut Page<'_>) -> io::Result<()> {
+    let margin = " ".repeat(indent);
+    if site.frames.is_empty() {
+        return page.line(&format!("{margin}{}", site.note.unwrap_or("stack not named yet")));
+    }
+    frames(&from_the_users(&site.frames), indent, page)?;
+    // Kernel frames alone are identity; a user stack is an example of who called.
+    if let Some(sample) = site.samples.first().filter(|_| site.domain == "kernel") {
+        if !sample.user_frames.is_empty() {
+            page.line(&format!("{margin}called, for example, from"))?;
+            frames(&from_the_users(&sample.user_frames), indent + 2, page)?;
+        }
+    }
+    Ok(())
+}
+
+fn frames(frames: &[&Frame], indent: usize, page: &mut Page<'_>) -> io::Result<()> {
+    let mut table = Table::new([("", Align::Flexible(20)), ("", Align::Flexible(20))]);
+    for frame in frames.iter().take(SHOWN) {
+        let name = name(frame);
+        let name = match page.width {
+            Some(_) => crate::report::escape::fit(&name, WIDEST_NAME).into_owned(),
+            None => name,
+        };
+        table.row([name, place(frame)]);
+    }
+    let width = page.width.map(|width| width.saturating_sub(indent));
+    let margin = " ".repeat(indent);
+    for line in table.lines(width).iter().skip(1) {
+        page.line(&format!("{margin}{line}"))?;
+    }
+    match frames.len().saturating_sub(SHOWN) {
+        0 => Ok(()),
+        1 => page.line(&format!("{margin}… 1 outer frame")),
+        hidden => page.line(&format!("{margin}… {hidden} outer frames")),
+    }
+}

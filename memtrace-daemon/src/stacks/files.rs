@@ -1,0 +1,184 @@
+//! Opening the files that processes run code from, once, in the right mount namespace, and
+//! keeping the descriptor, so that ended processes and containers are named right.
+//!
+//! Files are hostile: only regular files are opened for reading, and only up to limits.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+
+use super::elf::{self, ElfFacts};
+use super::maps::Row;
+use crate::host::text::text;
+
+/// Largest file that is looked into, bytes. The largest libraries of today are near 2 GiB.
+const MAX_FILE: u64 = 16 << 30;
+
+/// Which content a file has: another inode, size or time of change is another file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileKey {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl FileKey {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)),
+        }
+    }
+}
+
+/// A file that is open for as long as somebody names addresses in it.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: File,
+    /// Which content.
+    pub key: FileKey,
+    /// Path as the process has it, without ` (deleted)`.
+    pub module: String,
+    /// What its headers say.
+    pub facts: ElfFacts,
+}
+
+impl OpenFile {
+    /// A path that leads to this very file whatever becomes of its name.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// Whether the content is still the one that was opened.
+    #[must_use]
+    pub fn unchanged(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| FileKey::of(&stat) == self.key)
+    }
+
+    /// What stands for the file in a site's identity: its build id, or its path.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        self.facts.build_id.as_deref().unwrap_or(&self.module)
+    }
+}
+
+/// Opens the file behind a mapping of process `tgid`: by `map_files`, else by its path in the
+/// process' root, else (where the process has ended) by its path in ours. The last two count
+/// only where inode and device agree.
+///
+/// # Errors
+/// One sentence that says what was tried and what came back.
+pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
+    let module = shown(row);
+    let range = format!("/proc/{tgid}/map_files/{:x}-{:x}", row.start, row.end);
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let by_range = rustix::fs::openat(CWD, &range, flags, Mode::empty());
+    let handle = match by_range {
+        Ok(handle) => handle,
+        Err(first) => open_by_path(&format!("/proc/{tgid}/root"), row)
+            .or_else(|_| open_by_path("/", row))
+            .map_err(|second| refusal(&module, first, &second))?,
+    };
+    let stat = rustix::fs::fstat(&handle)
+        .map_err(|error| format!("{module} cannot be looked at: {error}"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(format!("{module} is not a regular file"));
+    }
+    if FileKey::of(&stat).size > MAX_FILE {
+        return Err(format!("{module} is larger than {} GiB", MAX_FILE >> 30));
+    }
+    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+        .map_err(|error| format!("{module} cannot be read: {error}"))?;
+    let facts = elf::facts(&file).map_err(|why| format!("{module}: {why}"))?;
+    Ok(OpenFile { file, key: FileKey::of(&stat), module, facts })
+}
+
+/// The path of a mapping as a person reads it.
+#[must_use]
+pub fn shown(row: &Row) -> String {
+    text(row.path.strip_suffix(b" (deleted)").unwrap_or(&row.path))
+}
+
+fn open_by_path(root: &str, row: &Row) -> Result<OwnedFd, String> {
+    let relative = row.path.strip_prefix(b"/").unwrap_or(&row.path);
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, root, flags | OFlags::DIRECTORY, Mode::empty())
+        .map_err(|error| error.to_string())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let path = std::ffi::OsStr::from_bytes(relative);
+    let handle = rustix::fs::openat2(root.as_fd(), path, flags, Mode::empty(), resolve)
+        .map_err(|error| error.to_string())?;
+    let stat = rustix::fs::fstat(&handle).map_err(|error| error.to_string())?;
+    // File systems with many subvolumes show one device in maps and another in stat, both
+    // without a driver (major 0).
+    let nameless = |device| rustix::fs::major(device) == 0;
+    let device = stat.st_dev == row.device || nameless(stat.st_dev) && nameless(row.device);
+    if stat.st_ino != row.inode || !device {
+        return Err("another file has its path now".into());
+    }
+    Ok(handle)
+}
+
+fn refusal(module: &str, first: rustix::io::Errno, second: &str) -> String {
+    let first = if first == rustix::io::Errno::PERM {
+        "by map_files it is not permitted, which CAP_CHECKPOINT_RESTORE would".into()
+    } else {
+        format!("by map_files: {}", io::Error::from(first))
+    };
+    format!("{module} cannot be opened ({first}; by path: {second})")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn own_row() -> Row {
+        let here = own_row as *const () as u64;
+        let rows = crate::stacks::maps::read(File::open("/proc/self/maps").unwrap()).unwrap();
+        rows.into_iter().find(|row| row.holds(here)).unwrap()
+    }
+
+    #[test]
+    fn our_own_executable_opens_by_path_where_the_range_is_gone() {
+        let mut row = own_row();
+        row.start += 1;
+        let file = open(std::process::id(), &row).unwrap();
+        assert_eq!(file.key.inode, std::fs::metadata("/proc/self/exe").unwrap().ino());
+        assert!(file.unchanged());
+        assert_eq!(file.facts.build_id.as_ref().unwrap().len(), 40);
+    }
+
+    #[test]
+    fn a_file_that_took_the_path_is_not_taken_for_the_one_that_was_mapped() {
+        let mut row = own_row();
+        row.start += 1;
+        row.inode += 1;
+        let error = open(std::process::id(), &row).unwrap_err();
+        assert!(error.contains("another file has its path now"), "{error}");
+    }
+
+    #[test]
+    fn a_device_is_not_read() {
+        let stat = std::fs::metadata("/dev/null").unwrap();
+        let row = Row {
+            start: 1,
+            end: 2,
+            offset: 0,
+            device: stat.dev(),
+            inode: stat.ino(),
+            path: b"/dev/null"[..].into(),
+        };
+        let error = open(std::process::id(), &row).unwrap_err();
+        assert_eq!(error, "/dev/null is not a regular file");
+    }
+}

@@ -1,0 +1,229 @@
+//! The second half of naming a user stack: a file and an offset to functions, inlined ones
+//! included, with source file and line. blazesym does the reading; here are the limits around
+//! it, because files are hostile and large, and the daemon's memory is small.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blazesym::symbolize::evict::{self, Evict};
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer};
+use rustc_hash::FxHashMap;
+
+use super::allocator::Allocators;
+use super::files::{FileKey, OpenFile};
+use super::place::{At, Place, PlacedStack, Thing};
+use super::sigbus;
+use crate::expendable::Worker;
+use crate::host::text::{limited, text};
+use crate::record::StackLabel;
+use crate::snapshot::{Frame, FrameKind};
+
+/// Files whose symbols are kept at a time.
+const MAX_FILES: usize = 48;
+/// A file that nothing was named in for this long is closed: an open file keeps its file
+/// system from being unmounted.
+const CLOSE_AFTER: Duration = Duration::from_secs(60);
+/// Places whose frames are remembered.
+const MAX_FRAMES: usize = 8_192;
+/// Most functions inlined at one place that are shown.
+const MAX_INLINED: usize = 16;
+/// Longest name, bytes: C++ templates can fill pages.
+const MAX_NAME: usize = 512;
+
+/// Does the second half.
+pub struct Namer {
+    symbolizer: Symbolizer,
+    at: At,
+    allocators: Arc<Allocators>,
+    open: Vec<Held>,
+    frames: FxHashMap<(FileKey, u64), Arc<[Frame]>>,
+}
+
+/// A file that the symbolizer has open. It must be evicted before the descriptor is closed.
+struct Held {
+    file: Arc<OpenFile>,
+    used: Instant,
+}
+
+impl Namer {
+    /// Makes one, for this thread.
+    #[must_use]
+    pub fn new(at: At, allocators: Arc<Allocators>) -> Self {
+        if let Err(error) = sigbus::guard_this_thread() {
+            tracing::warn!(%error, "no SIGBUS handler: a file that is cut short ends the daemon");
+        }
+        // The files are told apart and evicted here, so blazesym need not look again.
+        let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
+        Self { symbolizer, at, allocators, open: Vec::new(), frames: FxHashMap::default() }
+    }
+
+    fn place(&mut self, place: &Place) -> (Arc<[Frame]>, String) {
+        match place {
+            Place::InFile(file, offset) => {
+                let identity = format!("{}+{offset:#x}", file.identity());
+                (self.in_file(file, *offset), identity)
+            }
+            Place::Unnamed { identity, module, offset, reason } => {
+                let frame = Frame {
+                    module: module.clone(),
+                    offset: *offset,
+                    reason: Some(reason.clone()),
+                    ..Frame::default()
+                };
+                (Arc::new([frame]), identity.clone())
+            }
+        }
+    }
+
+    fn in_file(&mut self, file: &Arc<OpenFile>, offset: u64) -> Arc<[Frame]> {
+        if let Some(frames) = self.frames.get(&(file.key, offset)) {
+            return Arc::clone(frames);
+        }
+        let frames: Arc<[Frame]> = match self.symbols(file, offset) {
+            Ok(frames) => frames.into(),
+            Err(reason) => Arc::new([Frame { reason: Some(reason), ..bare(file, offset) }]),
+        };
+        if self.frames.len() >= MAX_FRAMES {
+            self.frames.clear();
+        }
+        self.frames.insert((file.key, offset), Arc::clone(&frames));
+        frames
+    }
+
+    fn symbols(&mut self, file: &Arc<OpenFile>, offset: u64) -> Result<Vec<Frame>, String> {
+        if let Some(why) = file.facts.refused {
+            return Err(format!("{}: {why}", file.module));
+        }
+        self.hold(file);
+        let before = sigbus::replaced();
+        let result = self.at.during(Thing::Symbols(file.key), || self.look_up(file, offset))?;
+        let cut = sigbus::replaced() != before;
+        if cut {
+            self.close(|held| held.file.key == file.key);
+        }
+        if cut {
+            return Err(format!("{} was cut short while it was read", file.module));
+        }
+        result
+    }
+
+    fn look_up(&self, file: &OpenFile, offset: u64) -> Result<Vec<Frame>, String> {
+        let mut source = Elf::new(file.path());
+        source.debug_syms = file.facts.debug;
+        // The call is before the return address: so is its line.
+        let input = Input::FileOffset(offset.saturating_sub(1));
+        let mut result = self.symbolizer.symbolize_single(&Source::Elf(source.clone()), input);
+        if result.is_err() && source.debug_syms {
+            // Damaged or unknown debug information; the symbols may be whole.
+            source.debug_syms = false;
+            result = self.symbolizer.symbolize_single(&Source::Elf(source), input);
+        }
+        match result {
+            Ok(Symbolized::Sym(symbol)) => Ok(self.frames_of(file, offset, &symbol)),
+            Ok(Symbolized::Unknown(reason)) => Err(unknown(file, reason)),
+            Err(error) => Err(format!("symbols of {} cannot be read: {error}", file.module)),
+        }
+    }
+
+    /// The inlined functions, innermost first, and the function that they are in.
+    fn frames_of(&self, file: &OpenFile, offset: u64, symbol: &Sym<'_>) -> Vec<Frame> {
+        let frame = |name: &str, code: Option<&CodeInfo<'_>>, inlined| Frame {
+            symbol: Some(limited(name.into(), MAX_NAME)),
+            file: code
+                .map(|code| limited(text(code.to_path().as_os_str().as_encoded_bytes()), MAX_NAME)),
+            line: code.and_then(|code| code.line),
+            inlined,
+            allocator: self.allocators.holds(FrameKind::Native, name),
+            ..bare(file, offset)
+        };
+        let inlined = symbol.inlined.iter().rev().take(MAX_INLINED);
+        let inlined = inlined.map(|inner| frame(&inner.name, inner.code_info.as_ref(), true));
+        let function = frame(&symbol.name, symbol.code_info.as_deref(), false);
+        inlined.chain([function]).collect()
+    }
+
+    fn hold(&mut self, file: &Arc<OpenFile>) {
+        let now = Instant::now();
+        if let Some(held) = self.open.iter_mut().find(|held| held.file.key == file.key) {
+            held.used = now;
+            return;
+        }
+        if self.open.len() >= MAX_FILES
+            && let Some(oldest) = self.open.iter().map(|held| held.used).min()
+        {
+            self.close(|held| held.used == oldest);
+        }
+        self.open.push(Held { file: Arc::clone(file), used: now });
+    }
+
+    fn close(&mut self, which: impl Fn(&Held) -> bool) {
+        for held in self.open.extract_if(.., |held| which(held)) {
+            let evict = Evict::Elf(evict::Elf::new(held.file.path()));
+            // Cannot fail for a file: it only forgets.
+            let _ = self.symbolizer.evict(&evict);
+        }
+    }
+}
+
+impl Worker for Namer {
+    type Job = PlacedStack;
+    type Out = StackLabel;
+
+    fn work(&mut self, stack: &PlacedStack) -> StackLabel {
+        let mut frames = Vec::with_capacity(stack.places.len());
+        let mut identity = Vec::with_capacity(stack.places.len());
+        for place in stack.places.iter() {
+            let (of_place, id) = self.place(place);
+            frames.extend_from_slice(&of_place);
+            identity.push(id);
+        }
+        StackLabel { key: stack.key, frames: frames.into(), identity: identity.into() }
+    }
+
+    fn idle(&mut self) {
+        self.close(|held| held.used.elapsed() > CLOSE_AFTER);
+    }
+}
+
+/// A label without names, where the second half could not be done.
+#[must_use]
+pub fn unnamed(stack: &PlacedStack, why: &str) -> StackLabel {
+    let (mut frames, mut identity) = (Vec::new(), Vec::new());
+    for place in stack.places.iter() {
+        let (frame, id) = match place {
+            Place::InFile(file, offset) => {
+                (bare(file, *offset), format!("{}+{offset:#x}", file.identity()))
+            }
+            Place::Unnamed { identity, module, offset, reason: _ } => {
+                let (module, offset) = (module.clone(), *offset);
+                (Frame { module, offset, ..Frame::default() }, identity.clone())
+            }
+        };
+        frames.push(Frame { reason: Some(why.into()), ..frame });
+        identity.push(id);
+    }
+    StackLabel { key: stack.key, frames: frames.into(), identity: identity.into() }
+}
+
+fn bare(file: &OpenFile, offset: u64) -> Frame {
+    Frame {
+        kind: FrameKind::Native,
+        module: Some(file.module.clone()),
+        build_id: file.facts.build_id.clone(),
+        offset: Some(offset),
+        ..Frame::default()
+    }
+}
+
+fn unknown(file: &OpenFile, reason: Reason) -> String {
+    let module = &file.module;
+    match reason {
+        Reason::MissingSyms | Reason::UnknownAddr if !file.facts.full_symbols => {
+            format!("stripped: no symbols in {module} but those it exports")
+        }
+        Reason::MissingSyms => format!("stripped: no symbols in {module}"),
+        Reason::UnknownAddr => format!("no symbol of {module} covers it"),
+        other => format!("{module}: {other}"),
+    }
+}

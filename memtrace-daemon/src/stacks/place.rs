@@ -1,0 +1,304 @@
+//! The first half of naming a user stack: each address to a file and an offset in it, while
+//! the process is still there to be asked. Also names kernel stacks, which takes microseconds.
+//!
+//! /proc of a stuck process and files on dead mounts can block: this runs on a thread that can
+//! be given up, and says in [`Doing`] what it is at.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, Weak};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::allocator::Allocators;
+use super::files::{self, FileKey, OpenFile};
+use super::kernel::KernelSymbols;
+use super::maps::{self, Row};
+use super::spaces::{Source, Spaces};
+use crate::expendable::{Worker, lock};
+use crate::host::process;
+use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
+use crate::snapshot::{Frame, FrameKind};
+
+/// Where an address is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In a file, at this offset in it.
+    InFile(Arc<OpenFile>, u64),
+    /// Nowhere that has names.
+    Unnamed {
+        /// What stands for it in a site's identity.
+        identity: String,
+        /// The file or the special mapping, where known.
+        module: Option<String>,
+        /// Offset in it.
+        offset: Option<u64>,
+        /// Why it has no name.
+        reason: String,
+    },
+}
+
+/// What comes of the first half.
+#[derive(Debug)]
+pub enum Placed {
+    /// A kernel stack: done.
+    Named(StackLabel),
+    /// A user stack: to be named.
+    Places(PlacedStack),
+}
+
+/// A user stack whose addresses have places.
+#[derive(Clone, Debug)]
+pub struct PlacedStack {
+    /// Which stack.
+    pub key: StackKey,
+    /// Where its addresses are, innermost first.
+    pub places: Arc<[Place]>,
+}
+
+/// What the working thread is at, and what is not tried again because a thread got stuck in it.
+#[derive(Debug, Default)]
+pub struct Doing {
+    now: Mutex<Now>,
+    shunned: Mutex<FxHashSet<Thing>>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    /// Which thread works; one that was given up may come back and must not speak for it.
+    thread: u64,
+    thing: Option<Thing>,
+}
+
+/// Something that can block for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Thing {
+    /// /proc of the process with this address space.
+    Maps(u32),
+    /// Opening the file with this device and inode number.
+    Open(u64, u64),
+    /// Reading symbols of this file.
+    Symbols(FileKey),
+}
+
+/// One thread's say in a [`Doing`].
+#[derive(Debug)]
+pub struct At {
+    doing: Arc<Doing>,
+    thread: u64,
+}
+
+impl Doing {
+    /// The thread that works from now on.
+    #[must_use]
+    pub fn thread(self: &Arc<Self>) -> At {
+        let mut now = lock(&self.now);
+        now.thread += 1;
+        now.thing = None;
+        At { doing: Arc::clone(self), thread: now.thread }
+    }
+
+    /// The thread was given up in what it was at: never again. False where it was at nothing.
+    pub fn shun(&self) -> bool {
+        let thing = lock(&self.now).thing.take();
+        let mut shunned = lock(&self.shunned);
+        // Bounded by the threads that may hang, but not for panics: start over then.
+        if shunned.len() >= 1_024 {
+            shunned.clear();
+        }
+        thing.is_some_and(|thing| shunned.insert(thing))
+    }
+}
+
+impl At {
+    /// Does something, unless a thread got stuck in it before.
+    ///
+    /// # Errors
+    /// A sentence, where it is not tried again.
+    pub fn during<T>(&self, thing: Thing, act: impl FnOnce() -> T) -> Result<T, String> {
+        if lock(&self.doing.shunned).contains(&thing) {
+            return Err("not tried again: it blocked for seconds before".into());
+        }
+        self.set(Some(thing));
+        let result = act();
+        self.set(None);
+        Ok(result)
+    }
+
+    fn set(&self, thing: Option<Thing>) {
+        let mut now = lock(&self.doing.now);
+        if now.thread == self.thread {
+            now.thing = thing;
+        }
+    }
+}
+
+/// Does the first half.
+pub struct Placer {
+    spaces: Arc<Mutex<Spaces>>,
+    at: At,
+    allocators: Arc<Allocators>,
+    kernel: KernelSymbols,
+    /// By device and inode as mappings show them. Weak: whoever names keeps them open.
+    open: FxHashMap<(u64, u64), Weak<OpenFile>>,
+}
+
+impl Placer {
+    /// Makes one.
+    #[must_use]
+    pub fn new(spaces: Arc<Mutex<Spaces>>, at: At, allocators: Arc<Allocators>) -> Self {
+        let (kernel, open) = (KernelSymbols::default(), FxHashMap::default());
+        Self { spaces, at, allocators, kernel, open }
+    }
+
+    fn kernel_stack(&mut self, stack: &RawStack) -> StackLabel {
+        let mut identity = Vec::with_capacity(stack.addresses.len());
+        let mut frames = Vec::with_capacity(stack.addresses.len());
+        for address in stack.addresses.iter() {
+            let mut frame = Frame { kind: FrameKind::Kernel, ..Frame::default() };
+            match self.kernel.name(*address) {
+                Ok(named) => {
+                    frame.symbol = Some(named.symbol.into());
+                    frame.module = named.module.map(Into::into);
+                    frame.offset = Some(named.offset);
+                    frame.allocator = self.allocators.holds(FrameKind::Kernel, named.symbol);
+                    let module = named.module.map(|module| format!("{module}:"));
+                    let module = module.as_deref().unwrap_or("");
+                    identity.push(format!("{module}{}+{:#x}", named.symbol, named.offset));
+                }
+                Err(reason) => {
+                    frame.reason = Some(reason);
+                    identity.push("unnamed".into());
+                }
+            }
+            frames.push(frame);
+        }
+        StackLabel { key: stack.key, frames: frames.into(), identity: identity.into() }
+    }
+
+    fn user_stack(&mut self, stack: &RawStack, tgid: u32, space: u32) -> PlacedStack {
+        let mut rows = self.find(stack, tgid, space);
+        let mut unread = None;
+        if rows.iter().any(Option::is_none) {
+            let source = lock(&self.spaces).source(tgid, space);
+            unread = match source {
+                Source::JustRead => None,
+                Source::Gone => Some("process ended before its mappings could be read".into()),
+                Source::Read { start_ns } => self.read(tgid, space, start_ns).err(),
+            };
+            rows = self.find(stack, tgid, space);
+        }
+        let known = lock(&self.spaces).knows(tgid, space);
+        let places = stack.addresses.iter().zip(rows).map(|(address, row)| match row {
+            Some(row) => self.place(tgid, &row, *address),
+            None => nowhere(match &unread {
+                Some(why) if !known => why.clone(),
+                _ => "in no executable mapping of the process: unmapped by now, or the walk up \
+                      the stack went astray"
+                    .into(),
+            }),
+        });
+        PlacedStack { key: stack.key, places: places.collect() }
+    }
+
+    fn find(&self, stack: &RawStack, tgid: u32, space: u32) -> Vec<Option<Row>> {
+        let mut spaces = lock(&self.spaces);
+        // The call is before the return address, and may be the last of its mapping.
+        let find = |address: &u64| spaces.find(tgid, space, address.saturating_sub(1));
+        stack.addresses.iter().map(find).collect()
+    }
+
+    /// Reads what is mapped now, unless /proc shows another process or program by now.
+    fn read(&self, tgid: u32, space: u32, start_ns: Option<u64>) -> Result<(), String> {
+        let ended = "process ended before its mappings could be read";
+        let (result, same) = self.at.during(Thing::Maps(space), || {
+            let result = File::open(format!("/proc/{tgid}/maps")).and_then(maps::read);
+            // Asked after reading: the id cannot have been given away before.
+            (result, start_ns.is_none_or(|start_ns| process::started_at(tgid, start_ns)))
+        })?;
+        let rows = match result {
+            Ok(rows) => rows,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(ended.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ended.into()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err("its mappings may not be read: CAP_SYS_PTRACE is missing".into());
+            }
+            Err(error) => return Err(format!("its mappings could not be read: {error}")),
+        };
+        let mut spaces = lock(&self.spaces);
+        if !same || rows.is_empty() || spaces.source(tgid, space) == Source::Gone {
+            return Err(ended.into());
+        }
+        spaces.read(space, rows);
+        Ok(())
+    }
+
+    fn place(&mut self, tgid: u32, row: &Row, address: u64) -> Place {
+        let offset = row.file_offset(address);
+        if row.inode == 0 {
+            return special(row, offset);
+        }
+        match self.file(tgid, row) {
+            Ok(file) => Place::InFile(file, offset),
+            Err(reason) => {
+                let module = files::shown(row);
+                let identity = format!("{module}+{offset:#x}");
+                Place::Unnamed { identity, module: Some(module), offset: Some(offset), reason }
+            }
+        }
+    }
+
+    fn file(&mut self, tgid: u32, row: &Row) -> Result<Arc<OpenFile>, String> {
+        let id = (row.device, row.inode);
+        let known = self.open.get(&id).and_then(Weak::upgrade);
+        let file = self.at.during(Thing::Open(row.device, row.inode), || {
+            match known.filter(|file| file.unchanged()) {
+                Some(file) => Ok(file),
+                None => files::open(tgid, row).map(Arc::new),
+            }
+        })??;
+        if self.open.len() >= 1_024 {
+            self.open.retain(|_, file| file.strong_count() > 0);
+        }
+        self.open.insert(id, Arc::downgrade(&file));
+        Ok(file)
+    }
+}
+
+impl Worker for Placer {
+    type Job = RawStack;
+    type Out = Placed;
+
+    fn work(&mut self, stack: &RawStack) -> Placed {
+        match stack.origin {
+            StackOrigin::Kernel => Placed::Named(self.kernel_stack(stack)),
+            StackOrigin::User { tgid, serial: _, space } => {
+                Placed::Places(self.user_stack(stack, tgid, space))
+            }
+        }
+    }
+}
+
+/// An address in memory that is no file.
+fn special(row: &Row, offset: u64) -> Place {
+    let path = files::shown(row);
+    let (identity, module, reason) = match path.as_str() {
+        "" => ("anonymous".into(), None, "not in a file: code made at run time"),
+        "[uprobes]" => (
+            path.clone(),
+            Some(path),
+            "the probe's own return address; the function that was called from here is probed",
+        ),
+        "[vdso]" | "[vsyscall]" => {
+            (format!("{path}+{offset:#x}"), Some(path), "code that the kernel maps, not a file's")
+        }
+        _ => (path.clone(), Some(path), "not in a file"),
+    };
+    let offset = module.as_ref().map(|_| offset);
+    Place::Unnamed { identity, module, offset, reason: reason.into() }
+}
+
+/// An address that is in nothing known.
+fn nowhere(reason: String) -> Place {
+    Place::Unnamed { identity: "unmapped".into(), module: None, offset: None, reason }
+}

@@ -1,0 +1,362 @@
+//! What is mapped where, in every process that stacks come from: read from /proc at first
+//! sight, told by the kernel's mapping events, or inherited from the parent by a fork.
+//! Bounded, and without I/O: who holds its lock must not open anything.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memtrace_common::ProcessEntry;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::maps::{MAX_ROWS, Row};
+
+/// Most address spaces (and as many processes' event tables) remembered.
+const MAX_SPACES: usize = 1_024;
+/// Most processes remembered.
+const MAX_PROCESSES: usize = 16_384;
+/// Most different paths kept.
+const MAX_PATHS: usize = 16_384;
+/// How soon the mappings of a running process are read again after a miss.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// A new executable mapping, as the kernel's mapping event (perf MMAP2) has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Thread group, in the initial pid namespace.
+    pub tgid: u32,
+    /// First address.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Offset in the file, bytes.
+    pub page_offset: u64,
+    /// Device: major, minor.
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+    /// Path as the event has it.
+    pub path: Vec<u8>,
+}
+
+/// Whether /proc may be asked about a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Yes: the process runs, as far as is known, and is in this space.
+    Read {
+        /// What its start must be, ns since boot, if known: another process may have its id.
+        start_ns: Option<u64>,
+    },
+    /// It was read a moment ago.
+    JustRead,
+    /// The process has ended, or executes another program by now.
+    Gone,
+}
+
+/// The tables.
+#[derive(Debug, Default)]
+pub struct Spaces {
+    processes: FxHashMap<u32, Known>,
+    spaces: FxHashMap<u32, Table>,
+    /// By thread group: mappings told by events.
+    told: FxHashMap<u32, Table>,
+    paths: FxHashSet<Arc<[u8]>>,
+    clock: u64,
+}
+
+/// What records said of a process.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    serial: u32,
+    start_ns: u64,
+    space: u32,
+    ended: bool,
+    /// The space it was forked with, and the parent's that it is a copy of.
+    forked: Option<(u32, u32)>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    rows: Vec<Row>,
+    read: Option<Instant>,
+    /// When an event last added to it, ns since boot.
+    told_ns: u64,
+    used: u64,
+}
+
+impl Table {
+    fn find(&self, address: u64) -> Option<&Row> {
+        let behind = self.rows.partition_point(|row| row.start <= address);
+        self.rows.get(behind.checked_sub(1)?).filter(|row| row.holds(address))
+    }
+
+    /// New rows replace what they overlap; older ones stay, for stacks taken before.
+    fn add(&mut self, new: Vec<Row>) {
+        if let [one] = &new[..] {
+            self.rows.retain(|row| row.end <= one.start || one.end <= row.start);
+        } else {
+            let fresh = Self { rows: new.clone(), ..Self::default() };
+            self.rows.retain(|row| {
+                let behind = fresh.rows.partition_point(|new| new.end <= row.start);
+                fresh.rows.get(behind).is_none_or(|next| row.end <= next.start)
+            });
+        }
+        self.rows.extend(new);
+        self.rows.sort_by_key(|row| row.start);
+        self.rows.truncate(MAX_ROWS);
+    }
+}
+
+impl Spaces {
+    /// A process as a record has it now.
+    pub fn process(&mut self, entry: &ProcessEntry) {
+        let (tgid, serial) = (entry.key.tgid, entry.serial);
+        let before = self.processes.get(&tgid).filter(|known| known.serial == serial).copied();
+        let forked = match before {
+            Some(known) => known.forked,
+            None => {
+                // Events of an earlier process with this id.
+                let stale = |table: &Table| table.told_ns < entry.key.start_ns;
+                if self.told.get(&tgid).is_some_and(stale) {
+                    self.told.remove(&tgid);
+                }
+                let parent = self.processes.get(&entry.parent_tgid);
+                parent.map(|parent| (entry.space, parent.space))
+            }
+        };
+        let known = Known {
+            serial,
+            start_ns: entry.key.start_ns,
+            space: entry.space,
+            ended: entry.ended(),
+            forked,
+        };
+        if self.processes.len() >= MAX_PROCESSES && !self.processes.contains_key(&tgid) {
+            self.processes.retain(|_, known| !known.ended);
+        }
+        if self.processes.len() < MAX_PROCESSES || before.is_some() {
+            self.processes.insert(tgid, known);
+        }
+    }
+
+    /// A new executable mapping, from an event that arrived at `now_ns` since boot.
+    pub fn mapping(&mut self, mapping: &Mapping, now_ns: u64) {
+        let path = self.intern(&mapping.path);
+        let row = Row {
+            start: mapping.start,
+            end: mapping.start.saturating_add(mapping.length),
+            offset: mapping.page_offset,
+            device: rustix::fs::makedev(mapping.device.0, mapping.device.1),
+            inode: mapping.inode,
+            path,
+        };
+        let used = self.tick();
+        make_room(&mut self.told);
+        let table = self.told.entry(mapping.tgid).or_default();
+        table.used = used;
+        table.told_ns = now_ns;
+        table.add(vec![row]);
+    }
+
+    /// The process runs another program: what events told of it is void. To be called in the
+    /// order of the mapping events.
+    pub fn executed(&mut self, tgid: u32) {
+        self.told.remove(&tgid);
+    }
+
+    /// Nobody will ask about this space again.
+    pub fn forget(&mut self, space: u32) {
+        self.spaces.remove(&space);
+        let gone = self.processes.iter().find(|(_, known)| known.space == space && known.ended);
+        if let Some(tgid) = gone.map(|(tgid, _)| *tgid) {
+            self.processes.remove(&tgid);
+            self.told.remove(&tgid);
+        }
+    }
+
+    /// Whether /proc may be asked for the mappings of a space now.
+    #[must_use]
+    pub fn source(&self, tgid: u32, space: u32) -> Source {
+        let known = self.processes.get(&tgid);
+        if known.is_some_and(|known| known.ended || known.space != space) {
+            return Source::Gone;
+        }
+        let read = self.spaces.get(&space).and_then(|table| table.read);
+        if read.is_some_and(|at| at.elapsed() < AGAIN) {
+            return Source::JustRead;
+        }
+        Source::Read { start_ns: known.map(|known| known.start_ns) }
+    }
+
+    /// What /proc said of a space.
+    pub fn read(&mut self, space: u32, mut rows: Vec<Row>) {
+        for row in &mut rows {
+            row.path = self.intern(&row.path);
+        }
+        let used = self.tick();
+        make_room(&mut self.spaces);
+        let table = self.spaces.entry(space).or_default();
+        table.used = used;
+        table.read = Some(Instant::now());
+        table.add(rows);
+    }
+
+    /// Whether anything is known of a space, from whatever source.
+    #[must_use]
+    pub fn knows(&self, tgid: u32, space: u32) -> bool {
+        self.spaces.contains_key(&space)
+            || self.told.contains_key(&tgid)
+            || self.parent_of(tgid, space).is_some_and(|parent| self.spaces.contains_key(&parent))
+    }
+
+    /// The mapping that holds an address: as read, as told by events, or as inherited.
+    pub fn find(&mut self, tgid: u32, space: u32, address: u64) -> Option<Row> {
+        let used = self.tick();
+        let parent = self.parent_of(tgid, space);
+        let tables = [self.spaces.get_mut(&space), self.told.get_mut(&tgid)];
+        for table in tables.into_iter().flatten() {
+            table.used = used;
+            if let Some(row) = table.find(address) {
+                return Some(row.clone());
+            }
+        }
+        self.spaces.get(&parent?)?.find(address).cloned()
+    }
+
+    /// Tables kept: spaces, event tables, processes.
+    #[must_use]
+    pub fn sizes(&self) -> (usize, usize, usize) {
+        (self.spaces.len(), self.told.len(), self.processes.len())
+    }
+
+    fn parent_of(&self, tgid: u32, space: u32) -> Option<u32> {
+        let (own, parent) = self.processes.get(&tgid)?.forked?;
+        (own == space).then_some(parent)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn intern(&mut self, path: &[u8]) -> Arc<[u8]> {
+        if let Some(known) = self.paths.get(path) {
+            return Arc::clone(known);
+        }
+        if self.paths.len() >= MAX_PATHS {
+            self.paths.retain(|path| Arc::strong_count(path) > 1);
+        }
+        let path: Arc<[u8]> = path.into();
+        if self.paths.len() < MAX_PATHS {
+            self.paths.insert(Arc::clone(&path));
+        }
+        path
+    }
+}
+
+/// Drops the quarter that was used longest ago, where there is no room for one more.
+fn make_room(tables: &mut FxHashMap<u32, Table>) {
+    if tables.len() < MAX_SPACES {
+        return;
+    }
+    let mut used: Vec<u64> = tables.values().map(|table| table.used).collect();
+    let (_, middle, _) = used.select_nth_unstable(MAX_SPACES / 4);
+    let limit = *middle;
+    tables.retain(|_, table| table.used > limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_common::ProcessKey;
+
+    use super::*;
+
+    fn row(start: u64, end: u64, path: &str) -> Row {
+        Row { start, end, offset: 0, device: 1, inode: 2, path: path.as_bytes().into() }
+    }
+
+    fn entry(tgid: u32, serial: u32, space: u32, parent_tgid: u32) -> ProcessEntry {
+        let key = ProcessKey { start_ns: 7, tgid, reserved: 0 };
+        ProcessEntry { key, serial, space, parent_tgid, ..ProcessEntry::default() }
+    }
+
+    fn path(spaces: &mut Spaces, tgid: u32, space: u32, address: u64) -> Option<String> {
+        let row = spaces.find(tgid, space, address)?;
+        Some(String::from_utf8(row.path.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn reading_again_keeps_what_was_unmapped_and_replaces_what_was_mapped_over() {
+        let mut spaces = Spaces::default();
+        spaces.read(5, vec![row(10, 20, "/a"), row(30, 40, "/b"), row(50, 60, "/c")]);
+        spaces.read(5, vec![row(10, 20, "/a"), row(35, 55, "/d")]);
+        assert_eq!(path(&mut spaces, 1, 5, 15), Some("/a".into()));
+        assert_eq!(path(&mut spaces, 1, 5, 36), Some("/d".into()));
+        assert_eq!(path(&mut spaces, 1, 5, 31), None);
+        spaces.read(5, vec![row(70, 80, "/e")]);
+        assert_eq!(path(&mut spaces, 1, 5, 36), Some("/d".into()));
+        assert_eq!(path(&mut spaces, 1, 5, 79), Some("/e".into()));
+        assert_eq!(path(&mut spaces, 1, 5, 80), None);
+    }
+
+    #[test]
+    fn events_name_a_process_that_was_never_read_until_it_executes() {
+        let mut spaces = Spaces::default();
+        let mapping = Mapping {
+            tgid: 9,
+            start: 0x1000,
+            length: 0x1000,
+            page_offset: 0x3000,
+            device: (8, 1),
+            inode: 4,
+            path: b"/lib/x".to_vec(),
+        };
+        spaces.mapping(&mapping, 8);
+        let row = spaces.find(9, 1, 0x1010).unwrap();
+        assert_eq!((row.file_offset(0x1010), row.device), (0x3010, rustix::fs::makedev(8, 1)));
+        assert!(spaces.knows(9, 1) && !spaces.knows(8, 1));
+        spaces.process(&entry(9, 3, 1, 1));
+        assert!(spaces.find(9, 1, 0x1010).is_some());
+        spaces.executed(9);
+        assert_eq!(spaces.find(9, 1, 0x1010), None);
+        // Another process with this id, started after the event.
+        spaces.mapping(&mapping, 6);
+        spaces.process(&entry(9, 4, 2, 1));
+        assert_eq!(spaces.find(9, 2, 0x1010), None);
+    }
+
+    #[test]
+    fn a_forked_child_is_named_by_its_parents_mappings_until_it_executes() {
+        let mut spaces = Spaces::default();
+        spaces.process(&entry(1, 1, 10, 0));
+        spaces.read(10, vec![row(10, 20, "/parent")]);
+        spaces.process(&entry(2, 2, 11, 1));
+        assert_eq!(path(&mut spaces, 2, 11, 15), Some("/parent".into()));
+        assert_eq!(spaces.source(2, 11), Source::Read { start_ns: Some(7) });
+        spaces.process(&entry(2, 2, 12, 1));
+        assert_eq!(path(&mut spaces, 2, 12, 15), None);
+        assert_eq!(path(&mut spaces, 2, 11, 15), Some("/parent".into()));
+        // What /proc shows now is the new program's, so the old space must not be read from it.
+        assert_eq!(spaces.source(2, 11), Source::Gone);
+        spaces.process(&ProcessEntry { ended_ns: 8, ..entry(2, 2, 12, 1) });
+        assert_eq!(spaces.source(2, 12), Source::Gone);
+    }
+
+    #[test]
+    fn a_space_just_read_is_not_read_again_at_once() {
+        let mut spaces = Spaces::default();
+        assert_eq!(spaces.source(1, 1), Source::Read { start_ns: None });
+        spaces.read(1, Vec::new());
+        assert_eq!(spaces.source(1, 1), Source::JustRead);
+    }
+
+    #[test]
+    fn tables_are_bounded_and_the_used_ones_stay() {
+        let mut spaces = Spaces::default();
+        for space in 0..5_000 {
+            spaces.read(space, vec![row(10, 20, &format!("/{space}"))]);
+            assert!(spaces.find(1, 0, 15).is_some(), "{space}");
+        }
+        assert!(spaces.sizes().0 <= MAX_SPACES);
+        assert!(spaces.find(1, 4_999, 15).is_some() && spaces.find(1, 1, 15).is_none());
+    }
+}

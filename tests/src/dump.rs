@@ -1,0 +1,318 @@
+//! The JSON dump, schema 1, as the suites read it. Types of its own, not the daemon's: what
+//! users rely on is the text.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+/// Objects and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct Amount {
+    /// Objects.
+    pub count: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// `count` objects of `size` bytes.
+#[must_use]
+pub const fn amount(count: u64, bytes: u64) -> Amount {
+    Amount { count, bytes }
+}
+
+impl std::ops::Add for Amount {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        amount(self.count + other.count, self.bytes + other.bytes)
+    }
+}
+
+impl std::iter::Sum for Amount {
+    fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
+        amounts.fold(Self::default(), |sum, one| sum + one)
+    }
+}
+
+/// Terms of conservation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Terms {
+    pub seen: Amount,
+    pub live: Amount,
+    pub freed: Amount,
+    pub closed: Amount,
+    pub freed_unseen: Amount,
+    pub dropped: Amount,
+}
+
+/// Terms of one process in one domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct ProcessTerms {
+    #[serde(flatten)]
+    pub terms: Terms,
+    pub failures: u64,
+    pub failed_frees: u64,
+    pub unknown_frees: u64,
+    pub empty: u64,
+    pub implausible: u64,
+}
+
+/// A frame.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Frame {
+    pub kind: String,
+    pub symbol: Option<String>,
+    pub module: Option<String>,
+    pub build_id: Option<String>,
+    pub offset: Option<u64>,
+    pub file: Option<String>,
+    pub line: Option<u32>,
+    pub inlined: bool,
+    pub allocator: bool,
+    pub reason: Option<String>,
+}
+
+/// A site.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Site {
+    pub id: Option<String>,
+    pub domain: String,
+    pub api: String,
+    pub context: String,
+    pub live_bytes: u64,
+    pub live_count: u64,
+    pub allocated_bytes: u64,
+    pub freed_bytes: u64,
+    pub allocations: u64,
+    pub frees: u64,
+    pub failures: u64,
+    pub verdict: String,
+    pub sampling: f64,
+    pub frames_sampled: bool,
+    pub frames: Vec<Frame>,
+    pub note: Option<String>,
+}
+
+impl Site {
+    /// Whether one of its frames is this function.
+    #[must_use]
+    pub fn passes(&self, symbol: &str) -> bool {
+        self.frames.iter().any(|frame| frame.symbol.as_deref() == Some(symbol))
+    }
+}
+
+/// Sums over several sites.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Rows.
+    pub rows: usize,
+    /// Live.
+    pub live: Amount,
+    /// Allocated since attach.
+    pub allocated: Amount,
+    /// Freed since attach.
+    pub freed: Amount,
+    /// Failed calls.
+    pub failures: u64,
+}
+
+/// The sums over some sites.
+pub fn sums<'a>(sites: impl IntoIterator<Item = &'a Site>) -> Sums {
+    let mut sums = Sums::default();
+    for site in sites {
+        sums.rows += 1;
+        sums.live = sums.live + amount(site.live_count, site.live_bytes);
+        sums.allocated = sums.allocated + amount(site.allocations, site.allocated_bytes);
+        sums.freed = sums.freed + amount(site.frees, site.freed_bytes);
+        sums.failures += site.failures;
+    }
+    sums
+}
+
+/// A process.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Process {
+    pub pid: u32,
+    pub start_ns: u64,
+    pub comm: String,
+    pub cmdline: Option<String>,
+    pub ended: bool,
+    pub ended_at: Option<String>,
+    pub domains: BTreeMap<String, ProcessTerms>,
+    pub sites: Vec<Site>,
+}
+
+impl Process {
+    /// Its terms in a domain; all zero where it has none.
+    #[must_use]
+    pub fn domain(&self, domain: &str) -> ProcessTerms {
+        self.domains.get(domain).copied().unwrap_or_default()
+    }
+
+    /// Its sites in a domain.
+    pub fn sites(&self, domain: &str) -> impl Iterator<Item = &Site> {
+        self.sites.iter().filter(move |site| site.domain == domain)
+    }
+
+    /// The sums over its sites in a domain that pass through a function.
+    #[must_use]
+    pub fn at(&self, domain: &str, symbol: &str) -> Sums {
+        sums(self.sites(domain).filter(|site| site.passes(symbol)))
+    }
+
+    /// The sums over all its sites in a domain.
+    #[must_use]
+    pub fn all(&self, domain: &str) -> Sums {
+        sums(self.sites(domain))
+    }
+}
+
+/// Loss to one cause.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Loss {
+    /// Events.
+    pub count: u64,
+    /// Bytes, where known.
+    pub bytes: Option<u64>,
+}
+
+/// A row of coverage.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Coverage {
+    pub kind: String,
+    pub library: Option<String>,
+    pub path: Option<String>,
+    pub build_id: Option<String>,
+    pub file: Option<String>,
+    pub pid: Option<u32>,
+    pub attached: bool,
+    pub attached_at: Option<String>,
+    pub by: Option<String>,
+    pub functions: Vec<String>,
+    pub missing: Vec<String>,
+    pub reason: Option<String>,
+}
+
+/// A finding.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Finding {
+    pub level: String,
+    pub domain: String,
+    pub processes: Vec<u32>,
+    pub site: Option<String>,
+    pub function: Option<String>,
+    pub verdict: String,
+}
+
+/// A whole dump.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Dump {
+    pub schema: u32,
+    pub generated_at: String,
+    pub attached_at: String,
+    pub domains: BTreeMap<String, Terms>,
+    pub coverage: Vec<Coverage>,
+    pub not_seen: Vec<String>,
+    pub loss: BTreeMap<String, Loss>,
+    pub processes: Vec<Process>,
+    pub findings: Vec<Finding>,
+}
+
+impl Dump {
+    /// Reads a dump.
+    ///
+    /// # Errors
+    ///
+    /// When the text is not one of schema 1.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let start: String = text.chars().take(200).collect();
+        let dump: Self = serde_json::from_str(text)
+            .with_context(|| format!("not a dump of schema 1, it begins {start:?}"))?;
+        ensure!(dump.schema == 1, "schema {} instead of 1", dump.schema);
+        Ok(dump)
+    }
+
+    /// The process of this id; the last started one, should there be several.
+    ///
+    /// # Errors
+    ///
+    /// When it is not on the books.
+    pub fn process(&self, pid: u32) -> anyhow::Result<&Process> {
+        self.processes
+            .iter()
+            .filter(|one| one.pid == pid)
+            .max_by_key(|one| one.start_ns)
+            .with_context(|| {
+                let known: Vec<_> = self.processes.iter().map(|one| (one.pid, &one.comm)).collect();
+                format!("process {pid} is not on the books, which have {known:?}")
+            })
+    }
+
+    /// The count of a loss cause.
+    ///
+    /// # Errors
+    ///
+    /// When the dump has no such cause: every cause is there from the start, at 0.
+    pub fn lost(&self, cause: &str) -> anyhow::Result<u64> {
+        Ok(self.loss.get(cause).with_context(|| format!("no loss cause {cause}"))?.count)
+    }
+
+    /// All causes that lost anything.
+    #[must_use]
+    pub fn losses(&self) -> BTreeMap<&str, u64> {
+        let all = self.loss.iter().map(|(cause, loss)| (cause.as_str(), loss.count));
+        all.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// The coverage row of a library file at this path, told by its file name and directory.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn coverage_of(&self, path: &std::path::Path) -> anyhow::Result<&Coverage> {
+        let path = path.to_string_lossy();
+        self.coverage
+            .iter()
+            .find(|row| row.path.as_deref() == Some(&*path))
+            .with_context(|| format!("no coverage row for {path}: {:?}", self.coverage))
+    }
+
+    /// Checks rule 6 of the books, in bytes and counts, for the host and every process, and that
+    /// the sites of each process add up to its terms.
+    ///
+    /// # Errors
+    ///
+    /// The first place where it does not hold, with its numbers.
+    pub fn check_conservation(&self) -> anyhow::Result<()> {
+        for (domain, terms) in &self.domains {
+            check_terms(&format!("host, {domain}"), terms)?;
+        }
+        for process in &self.processes {
+            for (domain, ProcessTerms { terms, .. }) in &process.domains {
+                let whose = format!("{} ({}), {domain}", process.pid, process.comm);
+                check_terms(&whose, terms)?;
+                let Sums { allocated, .. } = process.all(domain);
+                if terms.seen != allocated + terms.dropped {
+                    bail!("{whose}: sites add up to {allocated:?}, terms are {terms:?}");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_terms(whose: &str, terms: &Terms) -> anyhow::Result<()> {
+    let Terms { seen, live, freed, closed, freed_unseen, dropped } = *terms;
+    if seen != live + freed + closed + freed_unseen + dropped {
+        bail!("{whose}: not conserved: {terms:?}");
+    }
+    Ok(())
+}

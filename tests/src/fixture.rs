@@ -1,0 +1,190 @@
+//! Builds the C fixtures into `target/fixtures`, a directory a variant, when they are older than
+//! their sources.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context, bail};
+
+use crate::paths;
+
+/// How the stub libraries are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// Functions begin with `push`, as the real ones do.
+    Plain,
+    /// Functions begin with `endbr64`.
+    Endbr,
+    /// `cudaFree` is a jump to `cuMemFree_v2`.
+    TailCall,
+}
+
+/// What was built.
+#[derive(Clone, Debug)]
+pub struct Fixtures {
+    directory: PathBuf,
+}
+
+impl Fixtures {
+    /// The stub runtime, `libcudart.so.12`.
+    #[must_use]
+    pub fn cudart(&self) -> PathBuf {
+        self.directory.join("libcudart.so.12")
+    }
+
+    /// The stub driver, `libcuda.so.1`.
+    #[must_use]
+    pub fn cuda(&self) -> PathBuf {
+        self.directory.join("libcuda.so.1")
+    }
+
+    /// The program that runs scenarios, linked against both.
+    #[must_use]
+    pub fn client(&self) -> PathBuf {
+        self.directory.join("client")
+    }
+
+    /// The program that opens a runtime library late.
+    #[must_use]
+    pub fn loader(&self) -> PathBuf {
+        self.directory.join("loader")
+    }
+
+    /// The program that calls a real runtime where there is no driver.
+    #[must_use]
+    pub fn real_cudart(&self) -> PathBuf {
+        self.directory.join("real_cudart")
+    }
+
+    /// A shared library without a function of the catalog.
+    #[must_use]
+    pub fn no_allocator(&self) -> PathBuf {
+        self.directory.join("libnoallocator.so")
+    }
+}
+
+/// The fixtures in this variant, built if need be.
+///
+/// # Errors
+///
+/// When gcc is missing or refuses the sources.
+pub fn build(variant: Variant) -> anyhow::Result<Fixtures> {
+    let name = match variant {
+        Variant::Plain => "plain",
+        Variant::Endbr => "endbr",
+        Variant::TailCall => "tail-call",
+    };
+    let directory = paths::target().join("fixtures").join(name);
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("making {}", directory.display()))?;
+    // Test programs run side by side: one of them builds, the others wait.
+    let lock = File::create(directory.join("lock"))?;
+    lock.lock().context("locking target/fixtures")?;
+    let fixtures = Fixtures { directory };
+    let stamp = fixtures.directory.join("built");
+    if modified(&stamp).is_none_or(|built| built < newest_source()) {
+        compile_all(&fixtures, variant)?;
+        File::create(stamp)?;
+    }
+    Ok(fixtures)
+}
+
+const LIBRARY: &[&str] = &[
+    "-O2",
+    "-fno-omit-frame-pointer",
+    // Functions of a real CUDA library begin with `push`; so do these.
+    "-fno-shrink-wrap",
+    "-fno-ipa-icf",
+    "-fPIC",
+    "-shared",
+];
+const PROGRAM: &[&str] = &[
+    "-O1",
+    "-fno-omit-frame-pointer",
+    // Each site stays a frame of its own.
+    "-fno-inline",
+    "-fno-ipa-icf",
+    "-fno-optimize-sibling-calls",
+];
+
+fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
+    let protection = match variant {
+        Variant::Endbr => "-fcf-protection=full",
+        Variant::Plain | Variant::TailCall => "-fcf-protection=none",
+    };
+    let calls = match variant {
+        Variant::TailCall => "-DTAIL_CALL",
+        Variant::Plain | Variant::Endbr => "-fno-optimize-sibling-calls",
+    };
+    let sources = sources();
+    let map = |name: &str| format!("-Wl,--version-script={}", sources.join(name).display());
+    let origin = "-Wl,-rpath,$ORIGIN";
+    let search = format!("-L{}", fixtures.directory.display());
+
+    let mut driver = gcc(LIBRARY, &["cuda.c", "stub_books.c", "stub_switches.c"]);
+    driver.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libcuda.so.1"]);
+    finish(driver.arg(map("cuda.map")).arg("-pthread"), &fixtures.cuda())?;
+
+    let mut runtime = gcc(LIBRARY, &["cudart.c"]);
+    runtime.args([protection, calls, "-Wl,-soname,libcudart.so.12"]).arg(map("cudart.map"));
+    finish(runtime.args([&search, "-l:libcuda.so.1", origin]), &fixtures.cudart())?;
+
+    let mut client = gcc(
+        PROGRAM,
+        &[
+            "client.c",
+            "client_sites.c",
+            "client_calls.c",
+            "client_threads.c",
+            "client_processes.c",
+            "client_jumps.c",
+            "client_load.c",
+        ],
+    );
+    client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
+    finish(&mut client, &fixtures.client())?;
+    finish(gcc(PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
+    finish(gcc(PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
+    finish(&mut gcc(LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
+}
+
+fn gcc(options: &[&str], files: &[&str]) -> Command {
+    let mut command = Command::new("gcc");
+    command.args(["-Wall", "-Wextra", "-Werror", "-std=gnu11", "-g"]).args(options);
+    command.args(files.iter().map(|file| sources().join(file)));
+    command
+}
+
+fn finish(command: &mut Command, output: &Path) -> anyhow::Result<()> {
+    // Linked aside and renamed: a probed or running file is never written into.
+    let aside = output.with_extension("new");
+    let done = command
+        .arg("-o")
+        .arg(&aside)
+        .output()
+        .context("running gcc, which builds the fixtures: run `cargo xtask setup`")?;
+    if !done.status.success() {
+        bail!("building {}: {}", output.display(), String::from_utf8_lossy(&done.stderr));
+    }
+    std::fs::rename(&aside, output).with_context(|| format!("renaming to {}", output.display()))
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).ok()?.modified().ok()
+}
+
+fn newest_source() -> SystemTime {
+    let this_file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fixture.rs");
+    let entries = std::fs::read_dir(sources()).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| modified(&entry.path()))
+        .chain(modified(&this_file))
+        .max()
+        .unwrap_or_else(SystemTime::now)
+}

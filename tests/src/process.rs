@@ -1,0 +1,250 @@
+//! Programs that the suites start: with a time limit, spoken to line by line, ended by pid.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+/// What a program that has ended said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Exit status as a shell has it: 128 + n for a signal.
+    pub status: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Said {
+    /// The last line of standard output that is a JSON object.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn last_json(&self) -> anyhow::Result<Value> {
+        self.stdout
+            .lines()
+            .rev()
+            .find_map(|line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object))
+            .with_context(|| format!("no JSON line in {self:?}"))
+    }
+
+    /// The one line of standard error.
+    ///
+    /// # Errors
+    ///
+    /// When there is not exactly one.
+    pub fn one_line(&self) -> anyhow::Result<&str> {
+        let lines: Vec<&str> = self.stderr.lines().collect();
+        match lines.as_slice() {
+            [line] if !line.is_empty() => Ok(line),
+            _ => bail!("standard error should be one line: {self:?}"),
+        }
+    }
+
+    /// This, if the status is the one expected.
+    ///
+    /// # Errors
+    ///
+    /// When it is another.
+    pub fn expect_status(self, status: i32) -> anyhow::Result<Self> {
+        if self.status != status {
+            bail!("exit status should be {status}: {self:?}");
+        }
+        Ok(self)
+    }
+}
+
+/// The exit status as a shell has it.
+#[must_use]
+pub fn shell_status(status: ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1)
+}
+
+/// Runs a program to its end, with nothing on standard input.
+///
+/// # Errors
+///
+/// When it cannot be started, or has not ended at `limit` (it is then killed).
+pub fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Said> {
+    let mut running = Running::start(command.stdin(Stdio::null()))?;
+    running.finish(limit)
+}
+
+/// Runs a program to its end with a text on standard input.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_with_input(command: &mut Command, input: &str, limit: Duration) -> anyhow::Result<Said> {
+    let mut running = Running::start(command.stdin(Stdio::piped()))?;
+    if let Some(mut stdin) = running.stdin.take() {
+        // A program that ends early closes its end: its status will tell.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    running.finish(limit)
+}
+
+/// A program that runs. Dropped while it runs, it is killed by its pid and reaped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    name: String,
+    stdin: Option<ChildStdin>,
+    stdout: Option<BufReader<ChildStdout>>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    /// Starts it with pipes for standard output and standard error.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A group of its own, so that a kill reaches what it started, and nobody else.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        let stderr = child.stderr.take().map(collect);
+        let stdout = child.stdout.take().map(BufReader::new);
+        Ok(Self { stdin: child.stdin.take(), stdout, stderr, child, name })
+    }
+
+    /// The same with a pipe for standard input, for programs that wait for a line.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_talking(command: &mut Command) -> anyhow::Result<Self> {
+        Self::start(command.stdin(Stdio::piped()))
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Reads its next line, a JSON object. Blocks: fixtures either answer or end.
+    ///
+    /// # Errors
+    ///
+    /// When it ended, or said something else.
+    pub fn read_json(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        let name = &self.name;
+        let stdout = self.stdout.as_mut().context("its output was taken")?;
+        stdout.read_line(&mut line).with_context(|| format!("reading from {name}"))?;
+        serde_json::from_str(&line).with_context(|| format!("{name} said {line:?}"))
+    }
+
+    /// Sends an empty line: go on.
+    ///
+    /// # Errors
+    ///
+    /// When it has no pipe or has ended.
+    pub fn go_on(&mut self) -> anyhow::Result<()> {
+        let stdin = self.stdin.as_mut().context("started without a pipe")?;
+        stdin.write_all(b"\n").with_context(|| format!("talking to {}", self.name))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be sent.
+    pub fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal)
+            .with_context(|| format!("sending {signal:?} to {}", self.name))
+    }
+
+    /// Whether it has ended by now, and how.
+    ///
+    /// # Errors
+    ///
+    /// When its status cannot be read.
+    pub fn ended(&mut self) -> anyhow::Result<Option<i32>> {
+        Ok(self.child.try_wait()?.map(shell_status))
+    }
+
+    /// Kills it and what is left of its group, and reaps it.
+    fn kill(&mut self) {
+        let group = rustix::process::Pid::from_child(&self.child);
+        // It may end in between; either way it is reaped.
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.child.wait();
+    }
+
+    /// Waits for its end and gives what it said and was not read yet.
+    ///
+    /// # Errors
+    ///
+    /// When it has not ended at `limit`; it is then killed.
+    pub fn finish(&mut self, limit: Duration) -> anyhow::Result<Said> {
+        self.stdin = None;
+        let stdout = self.stdout.take().map(collect);
+        let end = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break Some(shell_status(status));
+            }
+            if Instant::now() >= end {
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        if status.is_none() {
+            self.kill();
+        }
+        let said = Said {
+            status: status.unwrap_or(-1),
+            stdout: joined(stdout),
+            stderr: joined(self.stderr.take()),
+        };
+        match status {
+            Some(_) => Ok(said),
+            None => bail!("{} has not ended within {limit:?}, killed: {said:?}", self.name),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+        }
+    }
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is still worth showing.
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// What a reader has got. Not waited for without end: a grandchild can hold the pipe open.
+fn joined(handle: Option<JoinHandle<String>>) -> String {
+    let Some(handle) = handle else { return String::new() };
+    let end = Instant::now() + Duration::from_secs(5);
+    while !handle.is_finished() {
+        if Instant::now() >= end {
+            return "(the pipe is still held open)".to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    handle.join().unwrap_or_default()
+}

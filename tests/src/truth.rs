@@ -1,0 +1,140 @@
+//! What the stub libraries know about who was given what, and the comparison with the books.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::dump::{Amount, Process};
+
+/// The domains that the stubs give memory in.
+pub const DOMAINS: [&str; 3] = ["cuda", "managed", "pinned"];
+
+/// One line of the client.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Truth {
+    /// Its process id.
+    pub pid: u32,
+    /// A child that it had, where the scenario has one.
+    #[serde(default)]
+    pub child: Option<u32>,
+    /// The stub's books.
+    pub books: StubBooks,
+}
+
+/// The stub's books of one process image.
+#[derive(Clone, Debug, Deserialize)]
+pub struct StubBooks {
+    /// By domain.
+    pub domains: BTreeMap<String, DomainTruth>,
+    /// By function; nested calls under the outer one.
+    pub functions: BTreeMap<String, FunctionTruth>,
+}
+
+/// What is true of one domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the dump")]
+pub struct DomainTruth {
+    pub seen: Amount,
+    pub live: Amount,
+    pub freed: Amount,
+    pub freed_unseen: Amount,
+    pub failures: u64,
+    pub failed_frees: u64,
+    pub unknown_frees: u64,
+    pub empty: u64,
+    pub implausible: u64,
+}
+
+/// What is true of one function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct FunctionTruth {
+    /// Successful allocations.
+    pub seen: Amount,
+    /// Failed calls.
+    pub failures: u64,
+    /// Successful frees, nested ones under the outer function.
+    pub frees: u64,
+}
+
+impl Truth {
+    /// Reads a line of the client.
+    ///
+    /// # Errors
+    ///
+    /// When it is something else.
+    pub fn parse(line: Value) -> anyhow::Result<Self> {
+        let text = line.to_string();
+        serde_json::from_value(line).with_context(|| format!("not a line of the client: {text}"))
+    }
+
+    /// One domain.
+    #[must_use]
+    pub fn domain(&self, domain: &str) -> DomainTruth {
+        self.books.domains.get(domain).copied().unwrap_or_default()
+    }
+
+    /// Checks that the books of a process that runs say the same, in all domains and functions.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn check_running(&self, process: &Process) -> anyhow::Result<()> {
+        ensure!(!process.ended, "{} runs, the books say that it has ended", self.pid);
+        for domain in DOMAINS {
+            let DomainTruth { live, .. } = self.check_domain(process, domain)?;
+            let terms = process.domain(domain).terms;
+            ensure!(terms.live == live, "{domain}: live {:?}, truly {live:?}", terms.live);
+            ensure!(terms.closed == Amount::default(), "{domain}: closed {:?}", terms.closed);
+        }
+        self.check_functions(process)
+    }
+
+    /// Checks that the books of a process that has ended say the same, and that what it still
+    /// held was closed.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn check_ended(&self, process: &Process) -> anyhow::Result<()> {
+        ensure!(process.ended, "{} has ended, the books say that it runs", self.pid);
+        for domain in DOMAINS {
+            let DomainTruth { live, .. } = self.check_domain(process, domain)?;
+            let terms = process.domain(domain).terms;
+            ensure!(terms.closed == live, "{domain}: closed {:?}, truly {live:?}", terms.closed);
+            ensure!(terms.live == Amount::default(), "{domain}: live {:?}", terms.live);
+        }
+        self.check_functions(process)
+    }
+
+    fn check_domain(&self, process: &Process, domain: &str) -> anyhow::Result<DomainTruth> {
+        let truth = self.domain(domain);
+        let books = process.domain(domain);
+        let as_truth = DomainTruth {
+            seen: books.terms.seen,
+            live: truth.live,
+            freed: books.terms.freed,
+            freed_unseen: books.terms.freed_unseen,
+            failures: books.failures,
+            failed_frees: books.failed_frees,
+            unknown_frees: books.unknown_frees,
+            empty: books.empty,
+            implausible: books.implausible,
+        };
+        ensure!(as_truth == truth, "{domain}: the books say {books:?}, the stub {truth:?}");
+        let held = process.all(domain).live;
+        ensure!(held == truth.live, "{domain}: sites hold {held:?}, truly {:?}", truth.live);
+        Ok(truth)
+    }
+
+    fn check_functions(&self, process: &Process) -> anyhow::Result<()> {
+        for (function, truth) in &self.books.functions {
+            let rows = process.sites.iter().filter(|site| site.api == *function);
+            let allocated = crate::dump::sums(rows).allocated;
+            let seen = truth.seen;
+            ensure!(allocated == seen, "{function}: allocated {allocated:?}, truly {seen:?}");
+        }
+        Ok(())
+    }
+}
