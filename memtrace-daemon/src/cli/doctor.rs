@@ -127,7 +127,7 @@ fn write_text(diagnosis: &Diagnosis, out: &mut impl Write, colour: bool) -> io::
             .abilities
             .iter()
             .filter(move |ability| ability.state == State::Missing && ability.required == required);
-        absent.map(|ability| ability.name).collect::<Vec<_>>().join(", ")
+        absent.map(Ability::title).collect::<Vec<_>>().join(", ")
     };
     let verdict = match (absent(true), absent(false)) {
         (required, _) if !required.is_empty() => {
@@ -155,7 +155,7 @@ fn write_ability(ability: &Ability, out: &mut impl Write, colour: bool) -> io::R
     let indent = STATE_WIDTH + NAME_WIDTH;
     let mut lines = wrap(&ability.detail, WIDTH - indent).into_iter();
     let first = lines.next().unwrap_or_default();
-    let name = ability.name;
+    let name = ability.title();
     writeln!(out, "{paint}{word:STATE_WIDTH$}{plain}{name:NAME_WIDTH$}{first}")?;
     for line in lines {
         writeln!(out, "{:indent$}{line}", "")?;
