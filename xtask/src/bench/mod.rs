@@ -13,6 +13,7 @@ mod rounds;
 mod tracer;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
@@ -69,8 +70,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         failures.extend(kernel::run(&programs, plan)?);
     }
     if args.what != Some(What::Kernel) {
-        let stub = || command::root().join("target/fixtures/plain/libcudart.so.12");
-        failures.extend(calls::run(&programs, plan, &args.library.clone().unwrap_or_else(stub))?);
+        let library = args.library.clone().map_or_else(|| stub(&programs), Ok)?;
+        failures.extend(calls::run(&programs, plan, &library)?);
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -92,6 +93,12 @@ fn programs(memtrace: Option<&Path>) -> anyhow::Result<Programs> {
         loops: release.join("bench_loops"),
         empty: release.join("examples/empty_probes"),
     })
+}
+
+/// The stub CUDA runtime of the tests.
+fn stub(programs: &Programs) -> anyhow::Result<PathBuf> {
+    let path = command::output(Command::new(&programs.loops).arg("stub"))?;
+    Ok(PathBuf::from(path.trim()))
 }
 
 fn cpu(wanted: Option<usize>) -> anyhow::Result<usize> {
