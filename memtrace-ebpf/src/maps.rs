@@ -64,8 +64,9 @@ pub static POLICY_COMM: HashMap<[u8; 16], u32> =
 #[map(name = "mt_policy_uid")]
 pub static POLICY_UID: HashMap<u32, u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
-#[map(name = "mt_policy_cg")]
-pub static POLICY_CGROUP: HashMap<u64, u32> =
+/// Processes that user space has decided about, by the name of their cgroup.
+#[map(name = "mt_policy_proc")]
+pub static POLICY_PROCESS: HashMap<ProcessKey, u32> =
     HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
 /// One [`LossCounter`] a cause.

@@ -14,7 +14,7 @@ use crate::{
     emit::emit,
     globals,
     loss::lost,
-    maps::{IDENTITY, POLICY_CGROUP, POLICY_COMM, POLICY_UID, PROCESSES, TRACED, control},
+    maps::{IDENTITY, POLICY_COMM, POLICY_PROCESS, POLICY_UID, PROCESSES, TRACED, control},
     task::Task,
 };
 
@@ -174,13 +174,13 @@ pub fn refresh_flags(entry: *mut ProcessEntry) {
 #[inline(always)]
 fn excluded(entry: *mut ProcessEntry) -> bool {
     // SAFETY: a checked map value.
-    let (comm, uid, cgroup) = unsafe { ((*entry).comm, (*entry).uid, (*entry).cgroup) };
+    let (comm, uid, key) = unsafe { ((*entry).comm, (*entry).uid, (*entry).key) };
     let mut said = 0;
     // SAFETY: values of preallocated maps that only user space changes.
     unsafe {
         said |= POLICY_COMM.get(comm).copied().unwrap_or(0);
         said |= POLICY_UID.get(uid).copied().unwrap_or(0);
-        said |= POLICY_CGROUP.get(cgroup).copied().unwrap_or(0);
+        said |= POLICY_PROCESS.get(key).copied().unwrap_or(0);
     }
     if said & Policy::EXCLUDE != 0 {
         return true;

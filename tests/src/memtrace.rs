@@ -52,6 +52,8 @@ pub struct Traced {
     pub dump: Dump,
     /// The report as text.
     pub json: String,
+    /// Message queues that the kernel fixture left, removed when this goes.
+    _left: ipc::Left,
 }
 
 impl Run {
@@ -90,11 +92,14 @@ impl Run {
         let mut command = command(["run", "--format", "json", "-o"])?;
         command.arg(&report).args(&self.options).arg("--").arg(program.as_ref()).args(arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let said = process::run(&mut command, LIMIT)?.expect_status(0)?;
+        let said = process::run(&mut command, LIMIT)?;
+        // First of all, so that they go whatever comes next.
+        let left = said.last_json().and_then(|line| ipc::Left::parse(&line)).unwrap_or_default();
+        let said = said.expect_status(0)?;
         let json = std::fs::read_to_string(&report)
             .with_context(|| format!("no report in {}: {said:?}", report.display()))?;
         let dump = Dump::parse(&json)?;
-        Ok(Traced { said, dump, json })
+        Ok(Traced { said, dump, json, _left: left })
     }
 }
 
@@ -117,14 +122,5 @@ impl Traced {
         let line = self.said.last_json()?;
         let pid = line.get("pid").and_then(serde_json::Value::as_u64);
         self.dump.process(u32::try_from(pid.context("a line without pid")?)?)
-    }
-
-    /// The message queues that the kernel fixture left, removed when this goes.
-    ///
-    /// # Errors
-    ///
-    /// When it named none.
-    pub fn queues(&self) -> anyhow::Result<ipc::Left> {
-        ipc::Left::parse(&self.said.last_json()?)
     }
 }

@@ -72,8 +72,7 @@ pub fn shell_status(status: ExitStatus) -> i32 {
 ///
 /// When it cannot be started, or has not ended at `limit` (it is then killed).
 pub fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Said> {
-    let mut running = Running::start(command.stdin(Stdio::null()))?;
-    running.finish(limit)
+    Running::start(command)?.finish(limit)
 }
 
 /// Runs a program to its end with a text on standard input.
@@ -82,7 +81,7 @@ pub fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Said> {
 ///
 /// As [`run`].
 pub fn run_with_input(command: &mut Command, input: &str, limit: Duration) -> anyhow::Result<Said> {
-    let mut running = Running::start(command.stdin(Stdio::piped()))?;
+    let mut running = Running::start_talking(command)?;
     if let Some(mut stdin) = running.stdin.take() {
         // A program that ends early closes its end: its status will tell.
         let _ = stdin.write_all(input.as_bytes());
@@ -101,12 +100,25 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts it with pipes for standard output and standard error.
+    /// Starts it with nothing on standard input.
     ///
     /// # Errors
     ///
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Self::spawn(command.stdin(Stdio::null()))
+    }
+
+    /// Starts it with a pipe on standard input, for programs that wait for a line.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_talking(command: &mut Command) -> anyhow::Result<Self> {
+        Self::spawn(command.stdin(Stdio::piped()))
+    }
+
+    fn spawn(command: &mut Command) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let mut child = command
             .stdout(Stdio::piped())
@@ -120,32 +132,32 @@ impl Running {
         Ok(Self { stdin: child.stdin.take(), stdout, stderr, child, name })
     }
 
-    /// The same with a pipe for standard input, for programs that wait for a line.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
-    pub fn start_talking(command: &mut Command) -> anyhow::Result<Self> {
-        Self::start(command.stdin(Stdio::piped()))
-    }
-
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Reads its next line, a JSON object. Blocks: fixtures either answer or end.
+    /// Reads its next line. Blocks: fixtures either answer or end.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read. At the end the line is empty.
+    pub fn read_line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        let stdout = self.stdout.as_mut().context("its output was taken")?;
+        stdout.read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
+        Ok(line)
+    }
+
+    /// Reads its next line, a JSON object.
     ///
     /// # Errors
     ///
     /// When it ended, or said something else.
     pub fn read_json(&mut self) -> anyhow::Result<Value> {
-        let mut line = String::new();
-        let name = &self.name;
-        let stdout = self.stdout.as_mut().context("its output was taken")?;
-        stdout.read_line(&mut line).with_context(|| format!("reading from {name}"))?;
-        serde_json::from_str(&line).with_context(|| format!("{name} said {line:?}"))
+        let line = self.read_line()?;
+        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
     }
 
     /// Sends an empty line: go on.

@@ -120,6 +120,7 @@ fn every_scenario_runs_in_every_variant() -> Result<()> {
         "fork",
         "vfork",
         "vfork-exec",
+        "mid-life",
         "longjmp",
         "longjmp-below",
         "nested",

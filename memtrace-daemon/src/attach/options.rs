@@ -58,8 +58,6 @@ pub enum Subject {
     Comm(String),
     /// A real user id.
     Uid(u32),
-    /// A cgroup id.
-    Cgroup(u64),
 }
 
 /// How the kernel side is loaded.

@@ -313,7 +313,7 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn set_policy(&mut self, subject: &Subject, include: bool) -> Result<(), TracerError> {
-        let said = if include { Policy::INCLUDE } else { Policy::EXCLUDE };
+        let said = said(include);
         match subject {
             Subject::Comm(comm) => {
                 let mut key = [0_u8; 16];
@@ -324,47 +324,75 @@ impl Tracer {
                 insert(&mut self.ebpf, "mt_policy_comm", key, said)?;
             }
             Subject::Uid(uid) => insert(&mut self.ebpf, "mt_policy_uid", *uid, said)?,
-            Subject::Cgroup(id) => insert(&mut self.ebpf, "mt_policy_cg", *id, said)?,
         }
         self.raise_generation()
     }
 
-    /// Gives slots of accounts back that the ledger is done with: no live bytes, process ended.
+    /// Says whether one process is booked or left out.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn release_slots(&mut self, accounts: &[(u32, AccountKey)]) -> Result<(), TracerError> {
-        for (slot, key) in accounts {
-            remove::<_, u32>(&mut self.ebpf, "mt_index", Plain(*key))?;
-            let mut map: Array<&mut MapData, Plain<Account>> =
-                typed_mut(&mut self.ebpf, "mt_accounts")?;
-            map.set(*slot, Plain(Account::default()), 0)
-                .map_err(|source| TracerError::Map { name: "mt_accounts", source })?;
-            let mut free: Queue<&mut MapData, u32> = typed_mut(&mut self.ebpf, "mt_slots")?;
-            free.push(*slot, 0).map_err(|source| TracerError::Map { name: "mt_slots", source })?;
+    pub fn set_process_policy(&mut self, key: ProcessKey, include: bool) -> Result<(), TracerError> {
+        insert(&mut self.ebpf, "mt_policy_proc", Plain(key), said(include))?;
+        self.raise_generation()
+    }
+
+    /// Gives the slot of an account back whose process has ended, unless it has live memory.
+    /// Returns the account as it was last; `None` if the slot is another's by now.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn delete_account(
+        &mut self,
+        slot: u32,
+        key: &AccountKey,
+    ) -> Result<Option<Account>, TracerError> {
+        const NAME: &str = "mt_accounts";
+        let map_error = |source| TracerError::Map { name: NAME, source };
+        let accounts: Array<&MapData, Plain<Account>> = typed(&self.ebpf, NAME)?;
+        let Plain(account) = accounts.get(&slot, 0).map_err(map_error)?;
+        if account.key != *key {
+            return Ok(None);
         }
-        Ok(())
+        if account.live().is_zero() {
+            remove::<_, u32>(&mut self.ebpf, "mt_index", Plain(*key))?;
+            let mut accounts: Array<&mut MapData, Plain<Account>> = typed_mut(&mut self.ebpf, NAME)?;
+            accounts.set(slot, Plain(Account::default()), 0).map_err(map_error)?;
+            let mut free: Queue<&mut MapData, u32> = typed_mut(&mut self.ebpf, "mt_slots")?;
+            free.push(slot, 0).map_err(|source| TracerError::Map { name: "mt_slots", source })?;
+        }
+        Ok(Some(account))
     }
 
-    /// Forgets processes that have ended and whose books the ledger has folded.
+    /// Deletes a row of totals of a closed address space, and returns it as it was last.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn forget_processes(&mut self, keys: &[ProcessKey]) -> Result<(), TracerError> {
-        keys.iter().try_for_each(|key| {
-            remove::<_, Plain<ProcessEntry>>(&mut self.ebpf, "mt_processes", Plain(*key))
-        })
+    pub fn delete_totals(&mut self, key: &TotalsKey) -> Result<Option<Totals>, TracerError> {
+        const NAME: &str = "mt_totals";
+        let map: HashMap<&MapData, Plain<TotalsKey>, Plain<Totals>> = typed(&self.ebpf, NAME)?;
+        let totals = match map.get(&Plain(*key), 0) {
+            Ok(Plain(totals)) => totals,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(source) => return Err(TracerError::Map { name: NAME, source }),
+        };
+        remove::<_, Plain<Totals>>(&mut self.ebpf, NAME, Plain(*key))?;
+        Ok(Some(totals))
     }
 
-    /// Forgets rows of totals of a closed address space.
+    /// Forgets a process that has ended and whose books have been folded.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn forget_totals(&mut self, keys: &[TotalsKey]) -> Result<(), TracerError> {
-        keys.iter().try_for_each(|key| {
-            remove::<_, Plain<Totals>>(&mut self.ebpf, "mt_totals", Plain(*key))
-        })
+    pub fn forget_process(&mut self, key: &ProcessKey) -> Result<(), TracerError> {
+        remove::<_, u32>(&mut self.ebpf, "mt_policy_proc", Plain(*key))?;
+        remove::<_, u32>(&mut self.ebpf, "mt_traced", key.tgid)?;
+        remove::<_, Plain<ProcessEntry>>(&mut self.ebpf, "mt_processes", Plain(*key))
     }
+}
+
+const fn said(include: bool) -> u32 {
+    if include { Policy::INCLUDE } else { Policy::EXCLUDE }
 }
 
 /// Values of the kernel side's globals.

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use memtrace_common::Domain;
 
-use crate::config::values::{parse_bytes, parse_domain, parse_duration};
+use crate::config::values::{parse_bytes, parse_domain, parse_duration, parse_site};
 use crate::config::{DEFAULT_SOCKET, Domains, Listen};
 use crate::report::Format;
 
@@ -230,20 +230,6 @@ fn parse_kept(text: &str) -> Result<KeptLimit, String> {
         None => (text, None),
     };
     Ok(KeptLimit { bytes: parse_bytes(bytes)?, domain })
-}
-
-/// Reads a site id.
-///
-/// # Errors
-///
-/// A sentence, where the text is not 16 hex digits.
-pub fn parse_site(text: &str) -> Result<u64, String> {
-    if text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        if let Ok(id) = u64::from_str_radix(text, 16) {
-            return Ok(id);
-        }
-    }
-    Err(format!("`{text}` is no site; an id has 16 hex digits, as a dump prints it"))
 }
 
 /// Why there is nothing to do: help was asked for, or the command line is wrong.

@@ -2,4 +2,15 @@
 //! anything about memory.
 
 pub mod args;
+pub mod attach;
+pub mod client;
+pub mod daemon;
 pub mod doctor;
+pub mod dump;
+pub mod launch;
+pub mod output;
+pub mod run;
+pub mod session;
+pub mod status;
+pub mod traced;
+pub mod user;

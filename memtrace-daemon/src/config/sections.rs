@@ -4,6 +4,7 @@ use memtrace_common::tunables;
 use serde::Deserialize;
 
 use super::values;
+use crate::{attach::options::Sizes, verdict::VerdictConfig};
 
 /// Sizes of the kernel maps. They are allocated whole at start, so that a full host never
 /// makes the tracer fail; `memtrace doctor` prints what they take.
@@ -42,6 +43,20 @@ impl Default for Maps {
 }
 
 impl Maps {
+    /// Sets the sizes that the kernel side is loaded with.
+    pub fn apply(&self, sizes: &mut Sizes) {
+        let Self { kernel_live, call_live, accounts, processes, totals, promoted: _, ring } = *self;
+        *sizes = Sizes {
+            kernel_live_entries: kernel_live,
+            call_live_entries: call_live,
+            accounts,
+            processes,
+            totals,
+            // Validated: at most 1 GiB.
+            ring_bytes: u32::try_from(ring).unwrap_or(u32::MAX),
+        };
+    }
+
     /// Bounds: below 64 entries nothing works, above 2^24 one map alone is gigabytes.
     pub(super) fn validate(&self) -> Result<(), String> {
         let Self { kernel_live, call_live, accounts, processes, totals, promoted, ring } = self;
@@ -100,5 +115,17 @@ impl VerdictSection {
             ));
         }
         Ok(())
+    }
+}
+
+impl From<&VerdictSection> for VerdictConfig {
+    fn from(section: &VerdictSection) -> Self {
+        let VerdictSection { window_seconds, minimum_age_seconds, minimum_bytes } = *section;
+        Self {
+            window_seconds,
+            min_age_seconds: minimum_age_seconds,
+            min_bytes: minimum_bytes,
+            ..Self::default()
+        }
     }
 }

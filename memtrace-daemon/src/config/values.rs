@@ -1,6 +1,6 @@
-//! Values that people write: sizes, durations, domains, an address to listen at.
+//! Values that people write: sizes, durations, domains, sites, an address to listen at.
 //!
-//! The command line and the configuration file read them by the same functions. Every error
+//! The command line, the configuration file and the socket read them by the same functions. Every error
 //! says what was written and what would be right.
 
 use std::collections::BTreeSet;
@@ -128,6 +128,21 @@ pub fn parse_domain(name: &str) -> Result<Domain, String> {
         )),
         None => Err(format!("unknown domain `{name}`; choose from {}", list(booked_domains()))),
     }
+}
+
+/// Reads a site id.
+///
+/// # Errors
+///
+/// A sentence, where the text is not 16 hex digits.
+pub fn parse_site(text: &str) -> Result<u64, String> {
+    if text.len() == 16
+        && text.bytes().all(|b| b.is_ascii_hexdigit())
+        && let Ok(id) = u64::from_str_radix(text, 16)
+    {
+        return Ok(id);
+    }
+    Err(format!("`{text}` is no site; an id has 16 hex digits, as a dump prints it"))
 }
 
 /// Domains that have at least one probe: the kernel's, and those of the catalog.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use memtrace_common::Domain;
+use memtrace_common::{Domain, RecordKind};
 
 use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
@@ -73,7 +73,7 @@ pub struct Core {
     pub(super) ledger: Ledger,
     pub(super) verdicts: Verdicts,
     pub(super) host: HostFacts,
-    pub(super) records: BTreeMap<&'static str, u64>,
+    records: [u64; KINDS.len()],
 }
 
 impl Core {
@@ -84,7 +84,7 @@ impl Core {
             ledger: Ledger::new(config.ledger.clone()),
             verdicts: Verdicts::new(config.verdict.clone()),
             host: HostFacts::default(),
-            records: BTreeMap::new(),
+            records: [0; KINDS.len()],
             config,
         }
     }
@@ -92,7 +92,9 @@ impl Core {
     /// Takes one record in, and says what it asks for. Ticks (one a second) are what makes
     /// windows end and the ended be let go.
     pub fn apply(&mut self, record: &Record) -> Effects {
-        *self.records.entry(kind(record)).or_default() += 1;
+        if let Some(count) = self.records.get_mut(kind(record)) {
+            *count += 1;
+        }
         let mut effects = Effects::default();
         self.ledger.apply(record, &mut effects);
         match record {
@@ -124,6 +126,11 @@ impl Core {
         super::picture::paint(self, now_ns, setting)
     }
 
+    /// Records consumed, by kind.
+    pub(super) fn record_counts(&self) -> BTreeMap<&'static str, u64> {
+        KINDS.into_iter().zip(self.records).collect()
+    }
+
     /// The books.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
@@ -136,20 +143,33 @@ impl Core {
     }
 }
 
-/// The name of a record's kind in metrics.
-fn kind(record: &Record) -> &'static str {
-    use memtrace_common::RecordKind;
+/// Names of the kinds of records in metrics, in the order of [`kind`].
+const KINDS: [&str; 11] = [
+    RecordKind::Process.name(),
+    RecordKind::Account.name(),
+    RecordKind::KernelSample.name(),
+    RecordKind::Totals.name(),
+    RecordKind::Allocation.name(),
+    RecordKind::Failure.name(),
+    RecordKind::Free.name(),
+    RecordKind::Duplicate.name(),
+    "stack",
+    "tick",
+    "observation",
+];
+
+fn kind(record: &Record) -> usize {
     match record {
-        Record::Process { .. } => RecordKind::Process.name(),
-        Record::Account { .. } => RecordKind::Account.name(),
-        Record::KernelSample(_) => RecordKind::KernelSample.name(),
-        Record::Totals { .. } => RecordKind::Totals.name(),
-        Record::Allocation(_) => RecordKind::Allocation.name(),
-        Record::Failure(_) => RecordKind::Failure.name(),
-        Record::Free(_) => RecordKind::Free.name(),
-        Record::Duplicate(_) => RecordKind::Duplicate.name(),
-        Record::Stack(_) => "stack",
-        Record::Tick { .. } => "tick",
-        Record::Observation { .. } => "observation",
+        Record::Process { .. } => 0,
+        Record::Account { .. } => 1,
+        Record::KernelSample(_) => 2,
+        Record::Totals { .. } => 3,
+        Record::Allocation(_) => 4,
+        Record::Failure(_) => 5,
+        Record::Free(_) => 6,
+        Record::Duplicate(_) => 7,
+        Record::Stack(_) => 8,
+        Record::Tick { .. } => 9,
+        Record::Observation { .. } => 10,
     }
 }

@@ -9,9 +9,11 @@ mod finding;
 mod host;
 mod kernel_rows;
 mod picture;
+pub mod policy;
 mod row;
 #[cfg(test)]
 mod simulation;
+pub mod task;
 #[cfg(test)]
 mod tests;
 

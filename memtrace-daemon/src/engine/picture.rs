@@ -81,7 +81,7 @@ impl Painter<'_> {
             painted.ended = true;
             let ended_ns = Some(folded.ended_boot_ns).filter(|ns| *ns != 0);
             painted.ended_at = ended_ns.map(|ns| self.setting.anchor.wall_of_boot(ns));
-            self.add_accounts(&folded.accounts, Some(0), &mut painted);
+            self.add_accounts(&folded.accounts, Some(folded.ended_ns), &mut painted);
             self.finish(painted);
         }
         let mut interrupt = nobody("[interrupt]".to_owned());
@@ -211,7 +211,7 @@ fn runtime(core: &Core, host_terms: &BTreeMap<Domain, Terms>) -> Runtime {
         }
     }
     Runtime {
-        records: core.records.clone(),
+        records: core.record_counts(),
         probes,
         explained: core.host.explained(host_terms),
         devices: core

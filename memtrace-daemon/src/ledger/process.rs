@@ -102,6 +102,8 @@ pub struct Folded {
     pub cgroup: Option<String>,
     /// The last end among the processes, ns since boot.
     pub ended_boot_ns: u64,
+    /// The same, monotonic ns.
+    pub ended_ns: u64,
 }
 
 /// A name as text: bytes that are not UTF-8 are escaped, never dropped.

@@ -122,8 +122,9 @@ impl Ledger {
         }
         if let Some(folded) = self.folded.get_mut(&key) {
             folded.cgroup = process.facts.cgroup.or(folded.cgroup.take());
-            let ended_ns = process.entry.map_or(0, |entry| entry.ended_ns);
-            folded.ended_boot_ns = folded.ended_boot_ns.max(ended_ns);
+            let ended_boot_ns = process.entry.map_or(0, |entry| entry.ended_ns);
+            folded.ended_boot_ns = folded.ended_boot_ns.max(ended_boot_ns);
+            folded.ended_ns = folded.ended_ns.max(process.ended_ns.unwrap_or(0));
         }
         for id in process.spaces {
             self.settle_space(id, effects);

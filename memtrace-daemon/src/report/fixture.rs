@@ -296,6 +296,9 @@ pub(crate) fn run() -> Snapshot {
     };
     let mut leaky = process(4242, "leaky", vec![kernel_site(0x123, amount(2_048_000, 1000)), leak]);
     leaky.cmdline = Some("./leaky --fast".into());
+    if let Some(cuda) = leaky.domains.get_mut("cuda") {
+        (cuda.failures, cuda.unknown_frees) = (20, 1);
+    }
     leaky.ended = true;
     leaky.ended_at = Some(time("2026-11-29T20:55:03Z"));
     let mut snapshot = empty();

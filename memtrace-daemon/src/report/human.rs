@@ -30,7 +30,7 @@ pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position) % 3 == 0 {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
@@ -38,10 +38,15 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// `1 object`, `1,204 objects`.
+/// `1 object`, `1,204 objects`, `2 processes`.
 #[must_use]
 pub fn counted(number: u64, what: &str) -> String {
-    format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })
+    let plural = match (number, what.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{} {what}{plural}", count(number))
 }
 
 /// Bytes a second → `+1.2 MiB/min`; by the hour where a minute gives less than a KiB.
@@ -110,6 +115,7 @@ mod tests {
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(counted(1, "object"), "1 object");
         assert_eq!(counted(1204, "object"), "1,204 objects");
+        assert_eq!(counted(0, "process"), "0 processes");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod fixture;
 pub mod folded;
 pub mod frames;
 pub mod human;
+pub mod summary;
 pub mod table;
 pub mod text;
 

@@ -108,9 +108,9 @@ mod tests {
         table.row(["python3 serve.py --port 80".into(), "3.1 GiB".into(), "encode_prompt".into()]);
         table.row(["sh".into(), "2 B".into(), "main".into()]);
         insta::assert_snapshot!(table.lines(Some(40)).join("\n"), @r"
-        PROCESS             LIVE  WHERE
-        python3 serve…   3.1 GiB  encode_prompt
-        sh                   2 B  main
+        PROCESS              LIVE  WHERE
+        python3 serve.p…  3.1 GiB  encode_prompt
+        sh                    2 B  main
         ");
         assert!(table.lines(Some(10)).iter().all(|line| columns(line) <= 8 + 2 + 7 + 2 + 6));
         assert!(table.lines(None).concat().contains("python3 serve.py --port 80"));

@@ -71,7 +71,7 @@ fn json_reads_back_and_knows_its_nulls() {
 
 #[test]
 fn folded_stacks_begin_with_their_domain() {
-    insta::assert_snapshot!(shown(&fixture::busy(), Format::Folded, &Filter::default(), None), @"");
+    insta::assert_snapshot!(shown(&fixture::busy(), Format::Folded, &Filter::default(), None));
 }
 
 #[test]
@@ -112,4 +112,13 @@ fn formats_of_later_versions_say_so() {
     for format in Format::ALL {
         assert_eq!(format.name().parse(), Ok(format));
     }
+}
+
+#[test]
+fn the_status_of_a_busy_host() {
+    insta::assert_snapshot!(
+        summary::Summary::of(&fixture::busy())
+            .text(Some(100))
+            .replace(env!("CARGO_PKG_VERSION"), "VERSION")
+    );
 }

@@ -129,6 +129,7 @@ impl<'a> Shown<'a> {
         let mut facts = vec![];
         facts.extend(self.kept());
         facts.extend(floors(&self.finding.evidence));
+        facts.extend(self.finding.site.map(|site| format!("site {site:016x}")));
         if !facts.is_empty() {
             for line in indented(&facts.join("; "), 4, page.width) {
                 page.line(&line)?;

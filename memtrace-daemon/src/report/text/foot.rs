@@ -8,7 +8,7 @@ use memtrace_common::LossCause;
 use super::{Page, labelled, more};
 use crate::report::escape::escape;
 use crate::report::human;
-use crate::snapshot::{CoverageRow, Loss, Snapshot};
+use crate::snapshot::{CoverageRow, Loss, ProcessTerms, Snapshot};
 
 /// Rows of coverage that are not covered and shown.
 const SHOWN: usize = 8;
@@ -17,6 +17,9 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     let causes = snapshot.loss.iter().map(|(cause, loss)| (*cause, *loss)).collect();
     for line in loss_lines(&causes, page.width) {
         page.line(&line)?;
+    }
+    if let Some(calls) = odd_calls(snapshot) {
+        page.labelled("calls", &calls)?;
     }
     page.labelled("sampling", &sampling(snapshot))?;
     coverage(&snapshot.coverage, page)?;
@@ -64,6 +67,40 @@ fn meaning(cause: &str) -> &'static str {
         Some(LossCause::RateCeiling) => "probes taken away for a while, too frequent",
         None => "see the documentation",
     }
+}
+
+/// Calls that moved no bytes, and that a reader may wonder about; `None` if there were none.
+fn odd_calls(snapshot: &Snapshot) -> Option<String> {
+    let mut sums = [0u64; 5];
+    for process in &snapshot.processes {
+        for domain in process.domains.values() {
+            let ProcessTerms {
+                terms: _,
+                failures,
+                failed_frees,
+                unknown_frees,
+                empty,
+                implausible,
+            } = domain;
+            let counts = [failures, failed_frees, unknown_frees, empty, implausible];
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum = sum.saturating_add(*count);
+            }
+        }
+    }
+    let said: Vec<String> = sums
+        .into_iter()
+        .zip([
+            "failed to allocate",
+            "failed to free",
+            "freed what is not on the books (it was there before them)",
+            "gave a null pointer",
+            "gave a size that cannot be true",
+        ])
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{} {what}", human::count(count)))
+        .collect();
+    (!said.is_empty()).then(|| said.join(", "))
 }
 
 fn sampling(snapshot: &Snapshot) -> String {

@@ -61,7 +61,7 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     }
     for (line, (process, name, _)) in lines.zip(&kept) {
         page.line(&line)?;
-        sites(process, name, page)?;
+        sites(snapshot, process, name, page)?;
     }
     match kept.len().saturating_sub(SHOWN) {
         0 => Ok(()),
@@ -69,7 +69,12 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     }
 }
 
-fn sites(process: &Process, domain: &str, page: &mut Page<'_>) -> io::Result<()> {
+fn sites(
+    snapshot: &Snapshot,
+    process: &Process,
+    domain: &str,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
     let mut rows: Vec<&Site> = process
         .sites
         .iter()
@@ -78,13 +83,28 @@ fn sites(process: &Process, domain: &str, page: &mut Page<'_>) -> io::Result<()>
     rows.sort_by_key(|site| std::cmp::Reverse((site.live_bytes, site.live_count)));
     for site in rows.iter().take(SITES) {
         let id = site.id.map_or_else(String::new, |id| format!("  site {id:016x}"));
+        let context = match site.context {
+            "interrupt" => " in an interrupt",
+            "worker" => " in a kernel thread",
+            _ => "",
+        };
+        // A stack that stands above under its finding is not repeated.
+        let found = snapshot.findings.iter().any(|finding| {
+            site.id.is_some()
+                && finding.site == site.id
+                && finding.domain == domain
+                && finding.processes.contains(&process.pid)
+        });
         page.line(&format!(
-            "    {} in {} by {}{id}",
+            "    {} in {} by {}{context}{id}{}",
             human::bytes(site.live_bytes),
             human::counted(site.live_count, "object"),
             site.api,
+            if found { ", stack above" } else { "" },
         ))?;
-        stack::write(site, 6, page)?;
+        if !found {
+            stack::write(site, 6, page)?;
+        }
     }
     match rows.len().saturating_sub(SITES) {
         0 => Ok(()),

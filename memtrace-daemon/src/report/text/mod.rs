@@ -52,7 +52,7 @@ impl Page<'_> {
 const LABEL: usize = 12;
 
 /// A text behind a label, broken at `width`.
-pub(super) fn labelled(label: &str, text: &str, width: Option<usize>) -> Vec<String> {
+pub(in crate::report) fn labelled(label: &str, text: &str, width: Option<usize>) -> Vec<String> {
     let room = width.map_or(usize::MAX, |width| width.saturating_sub(LABEL));
     wrap(text, room)
         .into_iter()

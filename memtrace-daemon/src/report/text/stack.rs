@@ -19,11 +19,11 @@ pub(super) fn write(site: &Site, indent: usize, page: &mut Page<'_>) -> io::Resu
     }
     frames(&from_the_users(&site.frames), indent, page)?;
     // Kernel frames alone are identity; a user stack is an example of who called.
-    if let Some(sample) = site.samples.first().filter(|_| site.domain == "kernel") {
-        if !sample.user_frames.is_empty() {
-            page.line(&format!("{margin}called, for example, from"))?;
-            frames(&from_the_users(&sample.user_frames), indent + 2, page)?;
-        }
+    if let Some(sample) = site.samples.first().filter(|_| site.domain == "kernel")
+        && !sample.user_frames.is_empty()
+    {
+        page.line(&format!("{margin}called, for example, from"))?;
+        frames(&from_the_users(&sample.user_frames), indent + 2, page)?;
     }
     Ok(())
 }

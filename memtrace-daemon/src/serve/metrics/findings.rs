@@ -54,10 +54,10 @@ pub(super) fn write(snapshot: &Snapshot, encoder: &mut DescriptorEncoder<'_>) ->
     let mut series = BTreeMap::<FindingLabels, Option<(f64, String)>>::new();
     for (index, finding) in snapshot.findings.iter().enumerate() {
         let entry = series.entry(FindingLabels::of(finding, index < FINDINGS)).or_default();
-        if let Some(end) = &finding.exhaustion {
-            if entry.as_ref().is_none_or(|(seconds, _)| end.seconds < *seconds) {
-                *entry = Some((end.seconds, label(&end.of)));
-            }
+        if let Some(end) = &finding.exhaustion
+            && entry.as_ref().is_none_or(|(seconds, _)| end.seconds < *seconds)
+        {
+            *entry = Some((end.seconds, label(&end.of)));
         }
     }
     gauge("finding", None, "1 for each finding. A verdict of `leak` is one to act on.").write(

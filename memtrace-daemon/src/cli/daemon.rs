@@ -1,0 +1,160 @@
+//! `memtrace daemon`: watch the whole host, serve metrics and dumps.
+
+use std::{io::Write, time::Duration};
+
+use anyhow::Context;
+use memtrace_common::Domain;
+use sd_notify::NotifyState;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot, watch},
+};
+
+use super::{
+    args::DaemonArgs,
+    session::{Plan, Session},
+};
+use crate::{
+    attach::options::Subject,
+    config::Config,
+    engine::{policy::CgroupPolicy, task::Request},
+    serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
+    snapshot::Snapshot,
+};
+
+/// How long a dump may wait for stacks to be named: what is not named by then says so.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Runs until SIGTERM or Ctrl-C; the exit status.
+///
+/// # Errors
+/// One line: what failed, why, what to do.
+pub async fn daemon(arguments: DaemonArgs) -> anyhow::Result<u8> {
+    let DaemonArgs { config, listen, socket, state_dir, check } = arguments;
+    let mut config = Config::load_or_default(config.as_deref())?;
+    if let Some(listen) = listen {
+        config.listen = listen;
+    }
+    if let Some(socket) = socket {
+        config.socket = socket;
+    }
+    if let Some(state_dir) = state_dir {
+        config.state_dir = state_dir;
+    }
+    if check {
+        writeln!(std::io::stdout(), "the configuration is right")?;
+        return Ok(0);
+    }
+    // Bound first: a second daemon ends before it attaches anything.
+    let listeners = Listeners::bind(config.listen.0, &config.socket).await?;
+    let address = listeners.tcp_address();
+    let session = Session::start(plan(&config)?).await?;
+    let (refresh, asked) = Refresh::channel();
+    tokio::spawn(pass_on(asked, session.requests()));
+    let hosts = AllowedHosts::new(config.allowed_hosts.iter().cloned());
+    let state = State::new(session.published(), refresh, hosts);
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(listeners.serve(state, stopped));
+
+    // The published picture says `ready` from here on.
+    session.snapshot(Duration::ZERO).await?;
+    notify(&[NotifyState::Ready, NotifyState::Status("watching")]);
+    tracing::info!(
+        "attached; metrics at {}, dumps at {}",
+        address.map_or_else(|| "no TCP address".to_owned(), |address| address.to_string()),
+        config.socket.display()
+    );
+
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    notify(&[NotifyState::Stopping]);
+    let last = session.snapshot(Duration::ZERO).await?;
+    log_books(&last);
+    // Whether anybody still listens does not matter.
+    let _ = stop.send(true);
+    serving.await.context("the server has failed; this is a fault of memtrace")?;
+    session.end().await?;
+    Ok(0)
+}
+
+/// What the configuration asks for.
+fn plan(config: &Config) -> anyhow::Result<Plan> {
+    let mut plan = Plan::new(config.domains.iter().collect())?;
+    let options = &mut plan.options;
+    options.exact = config.exact;
+    options.kmem_cache = config.kmem_cache;
+    options.sample_quantum_bytes = config.quantum;
+    config.maps.apply(&mut options.sizes);
+    options.policy_default_exclude = !config.include.is_empty();
+    let exclude = &config.exclude;
+    plan.files.exclude_build_ids.clone_from(&exclude.library_build_id);
+    plan.files.exclude_paths.clone_from(&exclude.library_path);
+    plan.named.clone_from(&config.libraries);
+    // Exclusion comes last: of two rules on one name it is the one that stays.
+    for (comms, uids, include) in [
+        (&config.include.comm, &config.include.uid, true),
+        (&exclude.comm, &exclude.uid, false),
+    ] {
+        plan.subjects.extend(comms.iter().map(|comm| (Subject::Comm(comm.clone()), include)));
+        plan.subjects.extend(uids.iter().map(|uid| (Subject::Uid(*uid), include)));
+    }
+    plan.cgroups = CgroupPolicy::new(&config.include, exclude);
+    plan.options.policy_active = plan.options.policy_default_exclude
+        || !plan.subjects.is_empty()
+        || !exclude.cgroup.is_empty()
+        || !exclude.unit.is_empty();
+    plan.verdict = (&config.verdict).into();
+    plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
+    Ok(plan)
+}
+
+/// Hands the server's wishes to the engine.
+async fn pass_on(
+    mut asked: mpsc::Receiver<RefreshRequest>,
+    requests: mpsc::Sender<Request>,
+) {
+    while let Some(reply) = asked.recv().await {
+        let (answer, answered) = oneshot::channel();
+        let request = Request::Snapshot { patience: PATIENCE, reply: answer };
+        if requests.send(request).await.is_err() {
+            return;
+        }
+        if let Ok(snapshot) = answered.await {
+            // Whoever asked may have gone.
+            let _ = reply.send(snapshot);
+        }
+    }
+}
+
+/// Tells systemd, where it listens.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!("systemd cannot be told: {error}");
+    }
+}
+
+/// The state of the books, for the journal.
+fn log_books(snapshot: &Snapshot) {
+    for domain in Domain::ALL {
+        if let Some(terms) = snapshot.domains.get(domain.name()) {
+            tracing::info!(
+                domain = domain.name(),
+                seen_bytes = terms.seen.bytes,
+                live_bytes = terms.live.bytes,
+                live_objects = terms.live.count,
+                freed_bytes = terms.freed.bytes,
+                closed_bytes = terms.closed.bytes,
+                freed_unseen_bytes = terms.freed_unseen.bytes,
+                dropped_bytes = terms.dropped.bytes,
+                conserved = terms.conserved(),
+                "books at the end"
+            );
+        }
+    }
+    let lost: u64 = snapshot.loss.values().map(|loss| loss.count).sum();
+    tracing::info!(findings = snapshot.findings.len(), lost, "ending");
+}

@@ -1,0 +1,315 @@
+//! A tracing session: everything that `run`, `attach` and `daemon` start, wired together, and
+//! ended in the right order.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use arc_swap::ArcSwap;
+use memtrace_common::Domain;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::{JoinHandle, spawn_blocking},
+};
+
+use crate::{
+    attach::{
+        abilities,
+        libraries::Libraries,
+        memory,
+        options::{Options, Sizes, Subject},
+        policy::Options as FilePolicy,
+        tracer::Tracer,
+        watcher::Watcher,
+    },
+    engine::{
+        CoreConfig,
+        policy::CgroupPolicy,
+        task::{Engine, Parts, Request, nothing_yet},
+    },
+    host::{Host, clock::ClockAnchor, identity},
+    intake::Reader,
+    ledger::LedgerConfig,
+    record::{Observation, Record},
+    snapshot::Snapshot,
+    stacks::{Mapping, Stacks, StacksOptions},
+    verdict::VerdictConfig,
+};
+
+/// Records from the threads that may wait for the engine.
+const RECORDS: usize = 65_536;
+/// Requests that may wait for the engine.
+const REQUESTS: usize = 64;
+
+/// What a session is to do.
+#[expect(missing_debug_implementations, reason = "holds a function")]
+pub struct Plan {
+    /// Domains, depth, sizes.
+    pub options: Options,
+    /// Which library files may be attached.
+    pub files: FilePolicy,
+    /// Library files that a person named: it is an error if they cannot be attached.
+    pub named: Vec<PathBuf>,
+    /// Library files that will probably be loaded: attached now if they are the catalog's.
+    pub expected: Vec<PathBuf>,
+    /// Who is booked by name or user id, and whether they are.
+    pub subjects: Vec<(Subject, bool)>,
+    /// Who is booked by cgroup or unit.
+    pub cgroups: CgroupPolicy,
+    /// Bounds of the books.
+    pub ledger: LedgerConfig,
+    /// Numbers of the verdict.
+    pub verdict: VerdictConfig,
+    /// Called every second by the living engine.
+    pub beat: Box<dyn Fn() + Send>,
+}
+
+impl Plan {
+    /// Everybody's memory in these domains, nothing else said.
+    ///
+    /// # Errors
+    /// If a switch for tests makes no sense.
+    pub fn new(domains: Vec<Domain>) -> anyhow::Result<Self> {
+        let cpus = memory::possible_cpus().unwrap_or(1);
+        let mut options = Options::new(domains, cpus);
+        options.sizes = sizes_for_tests(options.sizes)?;
+        let files = FilePolicy { domains: options.domains.clone(), ..FilePolicy::default() };
+        Ok(Self {
+            options,
+            files,
+            named: Vec::new(),
+            expected: Vec::new(),
+            subjects: Vec::new(),
+            cgroups: CgroupPolicy::default(),
+            ledger: LedgerConfig::default(),
+            verdict: VerdictConfig::default(),
+            beat: Box::new(|| {}),
+        })
+    }
+}
+
+/// A running session. Dropping it detaches; [`Session::end`] also waits for it.
+#[derive(Debug)]
+pub struct Session {
+    requests: mpsc::Sender<Request>,
+    published: Arc<ArcSwap<Snapshot>>,
+    engine: JoinHandle<Arc<Snapshot>>,
+    watcher: Option<Arc<Watcher>>,
+    ready: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// Loads, attaches and starts everything. Libraries that are mapped already are attached
+    /// when this returns.
+    ///
+    /// # Errors
+    /// One line: what is missing, what came back, what to do.
+    pub async fn start(plan: Plan) -> anyhow::Result<Self> {
+        if let Some(sentence) = abilities::required_missing() {
+            bail!("{sentence}");
+        }
+        identity::initial_pid_namespace().map_err(|sentence| anyhow!("{sentence}"))?;
+        let Plan {
+            options,
+            files,
+            named,
+            expected,
+            subjects,
+            cgroups,
+            ledger,
+            verdict,
+            beat,
+        } = plan;
+        let mut tracer = Tracer::load(&options)?;
+        for (subject, include) in &subjects {
+            tracer.set_policy(subject, *include)?;
+        }
+        let (records, inbox) = mpsc::channel(RECORDS);
+        let stacks = {
+            let records = records.clone();
+            let deliver = move |label| records.try_send(Record::Stack(label)).is_ok();
+            Stacks::start(StacksOptions::default(), deliver).context("cannot start a thread")?
+        };
+        let host = {
+            let records = records.clone();
+            let deliver = move |now_ns, observation| {
+                records.try_send(Record::Observation { now_ns, observation }).is_ok()
+            };
+            Host::start(deliver).context("cannot start a thread")?
+        };
+        let watcher = if options.books_calls() {
+            Some(Arc::new(start_watcher(&mut tracer, files, stacks.clone(), records.clone())?))
+        } else {
+            None
+        };
+        let reader = Reader::new(tracer.take_ring()?, pause_for_tests()?);
+        tracer.attach_kernel(&options)?;
+
+        let host_info = identity::host_info();
+        let published = Arc::new(ArcSwap::from_pointee(nothing_yet(host_info.clone())));
+        let (requests, asked) = mpsc::channel(REQUESTS);
+        let ready = Arc::new(AtomicBool::new(false));
+        let engine = Engine::new(Parts {
+            tracer,
+            reader,
+            stacks,
+            host,
+            watcher: watcher.clone(),
+            policy: cgroups,
+            attached_at: ClockAnchor::now(),
+            host_info,
+            core: CoreConfig {
+                domains: options.domains.clone(),
+                named_caches: options.kmem_cache,
+                ledger,
+                verdict,
+            },
+            records: inbox,
+            requests: asked,
+            published: Arc::clone(&published),
+            ready: Arc::clone(&ready),
+            beat,
+        });
+        let engine = tokio::spawn(engine.run());
+        let session = Self { requests, published, engine, watcher, ready };
+        session.attach_libraries(named, expected).await?;
+        session.ready.store(true, Ordering::Release);
+        Ok(session)
+    }
+
+    async fn attach_libraries(
+        &self,
+        named: Vec<PathBuf>,
+        expected: Vec<PathBuf>,
+    ) -> anyhow::Result<()> {
+        let Some(watcher) = self.watcher.clone() else {
+            return match named.first() {
+                Some(path) => {
+                    bail!("{} is named, but no domain of library functions is on", path.display())
+                }
+                None => Ok(()),
+            };
+        };
+        spawn_blocking(move || -> anyhow::Result<()> {
+            for path in named {
+                watcher.name(path)??;
+            }
+            for path in expected {
+                watcher.consider(path)?;
+            }
+            Ok(watcher.rescan()?)
+        })
+        .await?
+    }
+
+    /// Follows a thread group and its children.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub async fn trace(&self, tgid: u32) -> anyhow::Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Request::Trace { tgid, reply }).await.context(ENGINE_GONE)?;
+        answer.await.context(ENGINE_GONE)?.map_err(|error| anyhow!("{error}"))
+    }
+
+    /// A snapshot of this moment, with stacks named as far as that takes no longer than
+    /// `patience`.
+    ///
+    /// # Errors
+    /// That the engine has ended.
+    pub async fn snapshot(&self, patience: Duration) -> anyhow::Result<Arc<Snapshot>> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Request::Snapshot { patience, reply }).await.context(ENGINE_GONE)?;
+        answer.await.context(ENGINE_GONE)
+    }
+
+    /// Where snapshots are published.
+    #[must_use]
+    pub fn published(&self) -> Arc<ArcSwap<Snapshot>> {
+        Arc::clone(&self.published)
+    }
+
+    /// For asking the engine beside the session.
+    #[must_use]
+    pub fn requests(&self) -> mpsc::Sender<Request> {
+        self.requests.clone()
+    }
+
+    /// Detaches everything and returns the last picture.
+    ///
+    /// # Errors
+    /// That the engine has failed.
+    pub async fn end(self) -> anyhow::Result<Arc<Snapshot>> {
+        let Self { requests, published: _, engine, watcher, ready: _ } = self;
+        drop(requests);
+        let last = engine.await.context(ENGINE_GONE)?;
+        // Closing links takes a while; the last owner waits for the thread.
+        spawn_blocking(move || drop(watcher)).await?;
+        Ok(last)
+    }
+}
+
+const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
+
+fn start_watcher(
+    tracer: &mut Tracer,
+    files: FilePolicy,
+    stacks: Stacks,
+    records: mpsc::Sender<Record>,
+) -> anyhow::Result<Watcher> {
+    let libraries = Libraries::new(tracer.probing()?, files);
+    let told = move |mapping: &crate::attach::mappings::Mapping| {
+        stacks.mapping(&Mapping {
+            tgid: mapping.pid,
+            start: mapping.address,
+            length: mapping.length,
+            page_offset: mapping.page_offset,
+            device: (mapping.major, mapping.minor),
+            inode: mapping.inode,
+            path: mapping.path.clone(),
+        });
+    };
+    let covered = move |rows| {
+        let now_ns = crate::host::clock::monotonic_ns();
+        let observation = Observation::Coverage(rows);
+        if records.try_send(Record::Observation { now_ns, observation }).is_err() {
+            tracing::warn!("the engine is too busy to hear what is covered");
+        }
+    };
+    Watcher::start(libraries, told, covered).context("cannot start a thread")
+}
+
+/// Tests make maps tiny, so that every branch that drops something is taken.
+fn sizes_for_tests(mut sizes: Sizes) -> anyhow::Result<Sizes> {
+    for (name, size) in [
+        ("MEMTRACE_TUNE_KERNEL_LIVE_ENTRIES", &mut sizes.kernel_live_entries),
+        ("MEMTRACE_TUNE_CALL_LIVE_ENTRIES", &mut sizes.call_live_entries),
+        ("MEMTRACE_TUNE_ACCOUNTS", &mut sizes.accounts),
+        ("MEMTRACE_TUNE_PROCESSES", &mut sizes.processes),
+        ("MEMTRACE_TUNE_TOTALS", &mut sizes.totals),
+        ("MEMTRACE_TUNE_RING_BYTES", &mut sizes.ring_bytes),
+    ] {
+        if let Ok(value) = std::env::var(name) {
+            *size = value.parse().with_context(|| format!("{name}: `{value}` is no number"))?;
+        }
+    }
+    Ok(sizes)
+}
+
+/// Tests have the reader stand still, so that the ring overflows.
+fn pause_for_tests() -> anyhow::Result<Option<crate::intake::Pause>> {
+    const NAME: &str = "MEMTRACE_FAULT_READER_PAUSE";
+    match std::env::var(NAME) {
+        Ok(value) => match value.parse() {
+            Ok(pause) => Ok(Some(pause)),
+            Err(sentence) => bail!("{NAME}: {sentence}"),
+        },
+        Err(_) => Ok(None),
+    }
+}

@@ -1,0 +1,411 @@
+//! The task that owns the books: it drains the ring buffer, has the kernel side flushed, does
+//! what the books ask for, and publishes snapshots.
+//!
+//! Must never wait for a file, a process or a socket: whatever can take long runs elsewhere
+//! and answers with records.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use memtrace_common::{LossCause, LossCounter};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use super::{Anchor, Core, CoreConfig, Setting, policy::CgroupPolicy};
+use crate::{
+    attach::{error::TracerError, tracer::Tracer, watcher::Watcher},
+    host::{self, Host, ProcessAsk, clock::ClockAnchor},
+    intake::Reader,
+    ledger::Effects,
+    record::{Observation, Record},
+    snapshot::{HostInfo, Snapshot},
+    stacks::Stacks,
+};
+
+/// How often the ring is drained.
+const DRAIN_EVERY: Duration = Duration::from_millis(20);
+/// Records taken at a time before the engine looks at its other work.
+const DRAIN_LIMIT: usize = 50_000;
+/// How often the kernel side sends what has changed.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// How often a snapshot is published although nobody asked.
+const PUBLISH_EVERY: Duration = Duration::from_secs(5);
+/// How often the ages of live kernel objects are looked up although nobody asked.
+const AGES_EVERY: Duration = Duration::from_secs(60);
+/// How often refused stacks and processes are asked for again.
+const ASK_AGAIN_EVERY: Duration = Duration::from_secs(2);
+
+/// What the engine is asked for.
+#[derive(Debug)]
+pub enum Request {
+    /// A snapshot of this very moment, with stacks named as far as that takes no longer than
+    /// `patience`.
+    Snapshot {
+        /// How long to wait for names.
+        patience: Duration,
+        /// Where it goes.
+        reply: oneshot::Sender<Arc<Snapshot>>,
+    },
+    /// Follow a thread group and its children.
+    Trace {
+        /// The thread group.
+        tgid: u32,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+}
+
+/// What the engine works with.
+pub struct Parts {
+    /// The loaded kernel side.
+    pub tracer: Tracer,
+    /// The ring buffer.
+    pub reader: Reader,
+    /// Names stacks.
+    pub stacks: Stacks,
+    /// Looks at the host.
+    pub host: Host,
+    /// Attaches to libraries; `None` where no domain of library functions is on.
+    pub watcher: Option<Arc<Watcher>>,
+    /// Who is booked by cgroup or unit.
+    pub policy: CgroupPolicy,
+    /// When the probes were attached.
+    pub attached_at: ClockAnchor,
+    /// The host.
+    pub host_info: HostInfo,
+    /// What the core is to do.
+    pub core: CoreConfig,
+    /// Records from the threads.
+    pub records: mpsc::Receiver<Record>,
+    /// What others ask for.
+    pub requests: mpsc::Receiver<Request>,
+    /// Where snapshots are published.
+    pub published: Arc<ArcSwap<Snapshot>>,
+    /// Whether start-up attachment is done.
+    pub ready: Arc<AtomicBool>,
+    /// Called at every flush: the engine is alive.
+    pub beat: Box<dyn Fn() + Send>,
+}
+
+/// The engine.
+pub struct Engine {
+    core: Core,
+    parts: Parts,
+    /// The counters of the last look.
+    loss: Vec<LossCounter>,
+    /// Records of calls were lost since the live ids were last read.
+    reconcile: bool,
+    /// Cgroup policy said about processes that may be asked again.
+    unfamiliar: HashMap<u32, ProcessAsk>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Engine").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Empty books over these parts.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        Self {
+            core: Core::new(parts.core.clone()),
+            parts,
+            loss: Vec::new(),
+            reconcile: false,
+            unfamiliar: HashMap::new(),
+        }
+    }
+
+    /// Runs until nobody can ask any more; returns the last picture.
+    pub async fn run(mut self) -> Arc<Snapshot> {
+        let timer = |every| {
+            let mut timer = interval(every);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            timer
+        };
+        let (mut drain, mut flush) = (timer(DRAIN_EVERY), timer(FLUSH_EVERY));
+        let (mut publish, mut ages) = (timer(PUBLISH_EVERY), timer(AGES_EVERY));
+        let mut again = timer(ASK_AGAIN_EVERY);
+        loop {
+            tokio::select! {
+                request = self.parts.requests.recv() => match request {
+                    Some(request) => self.answer(request).await,
+                    None => break,
+                },
+                Some(record) = self.parts.records.recv() => self.apply(&record),
+                _ = drain.tick() => { self.drain(); }
+                _ = flush.tick() => {
+                    self.flush();
+                    (self.parts.beat)();
+                }
+                _ = publish.tick() => self.publish(),
+                _ = ages.tick() => self.scan_ages(),
+                _ = again.tick() => self.ask_again(),
+            }
+        }
+        self.flush();
+        self.picture()
+    }
+
+    async fn answer(&mut self, request: Request) {
+        // Whoever asked may have gone.
+        match request {
+            Request::Trace { tgid, reply } => {
+                let _ = reply.send(self.parts.tracer.trace(tgid).map_err(|e| e.to_string()));
+            }
+            Request::Snapshot { patience, reply } => {
+                self.scan_ages();
+                self.flush();
+                self.wait_for_names(patience).await;
+                let snapshot = self.picture();
+                self.parts.published.store(Arc::clone(&snapshot));
+                let _ = reply.send(snapshot);
+            }
+        }
+    }
+
+    /// Takes in answers until all stacks are named and all processes described.
+    async fn wait_for_names(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while self.core.unnamed().next().is_some() || !self.unfamiliar.is_empty() {
+            self.ask_again();
+            let wait = Duration::from_millis(100).min(deadline.duration_since(Instant::now()));
+            match tokio::time::timeout(wait, self.parts.records.recv()).await {
+                Ok(Some(record)) => self.apply(&record),
+                Ok(None) => return,
+                Err(_) if Instant::now() >= deadline => return,
+                Err(_) => {}
+            }
+            while let Ok(record) = self.parts.records.try_recv() {
+                self.apply(&record);
+            }
+        }
+    }
+
+    /// Takes records out of the ring; whether there may be more.
+    fn drain(&mut self) -> bool {
+        let Self { core, parts, unfamiliar, .. } = self;
+        let Parts { tracer, reader, stacks, host, watcher, policy, attached_at, .. } = parts;
+        let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, attached_at };
+        reader.drain(DRAIN_LIMIT, |_, record| {
+            if let (Record::Duplicate(duplicate), Some(watcher)) = (&record, watcher.as_deref()) {
+                watcher.duplicate(duplicate.first, duplicate.second);
+            }
+            todo.apply(core, &record);
+        })
+    }
+
+    fn apply(&mut self, record: &Record) {
+        let Self { core, parts, unfamiliar, .. } = self;
+        let Parts { tracer, stacks, host, policy, attached_at, .. } = parts;
+        Todo { tracer, stacks, host, unfamiliar, policy, attached_at }.apply(core, record);
+    }
+
+    /// Has the kernel side send what has changed, and takes all of it in.
+    fn flush(&mut self) {
+        // What is in the ring already would only make the flush find it full.
+        while self.drain() {}
+        report("flush the kernel's counters", self.parts.tracer.flush());
+        while self.drain() {}
+        self.look_for_loss();
+        if self.reconcile {
+            self.read_live_ids();
+        }
+        self.apply(&Record::Tick { now_ns: host::clock::monotonic_ns() });
+    }
+
+    fn look_for_loss(&mut self) {
+        let counters = match self.parts.tracer.loss() {
+            Ok(counters) => counters,
+            Err(error) => return report("read the loss counters", Err(error)),
+        };
+        if counters == self.loss {
+            return;
+        }
+        let ring_full = |counters: &[LossCounter]| {
+            counters.get(LossCause::RingFull as usize).map_or(0, |counter| counter.count)
+        };
+        self.reconcile |= ring_full(&counters) != ring_full(&self.loss);
+        self.loss.clone_from(&counters);
+        let now_ns = host::clock::monotonic_ns();
+        self.apply(&Record::Observation { now_ns, observation: Observation::Loss(counters) });
+    }
+
+    /// Closes library allocations whose free was lost on the way. The ids are read first and
+    /// the ring after them, so that whatever was given before has been taken in.
+    fn read_live_ids(&mut self) {
+        match self.parts.tracer.live_ids() {
+            Ok((next_id, ids)) => {
+                while self.drain() {}
+                self.reconcile = false;
+                let now_ns = host::clock::monotonic_ns();
+                let observation = Observation::LiveIds { next_id, ids };
+                self.apply(&Record::Observation { now_ns, observation });
+            }
+            Err(error) => report("read the live map", Err(error)),
+        }
+    }
+
+    fn scan_ages(&mut self) {
+        report("look up the ages of live objects", self.parts.tracer.scan_ages());
+    }
+
+    /// Asks again for what was refused.
+    fn ask_again(&mut self) {
+        let Self { core, parts, unfamiliar, .. } = self;
+        for stack in core.unnamed() {
+            if parts.stacks.request(stack.clone()).is_err() {
+                break;
+            }
+        }
+        for ask in unfamiliar.values() {
+            if parts.host.ask(*ask).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let snapshot = self.picture();
+        self.parts.published.store(snapshot);
+    }
+
+    fn picture(&self) -> Arc<Snapshot> {
+        let anchor = ClockAnchor::now();
+        let setting = Setting {
+            anchor: Anchor {
+                wall: anchor.wall,
+                monotonic_ns: anchor.monotonic_ns,
+                boot_ns: anchor.boot_ns,
+            },
+            attached_at: self.parts.attached_at.wall,
+            host: self.parts.host_info.clone(),
+        };
+        let mut snapshot = self.core.snapshot(anchor.monotonic_ns, &setting);
+        snapshot.runtime.ready = self.parts.ready.load(Ordering::Acquire);
+        snapshot.runtime.program_seconds = self.parts.tracer.run_seconds().into_iter().collect();
+        for name in self.parts.tracer.attached() {
+            snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
+        }
+        Arc::new(snapshot)
+    }
+}
+
+/// What is needed to do what the books ask for.
+struct Todo<'a> {
+    tracer: &'a mut Tracer,
+    stacks: &'a Stacks,
+    host: &'a Host,
+    unfamiliar: &'a mut HashMap<u32, ProcessAsk>,
+    policy: &'a CgroupPolicy,
+    attached_at: &'a ClockAnchor,
+}
+
+impl Todo<'_> {
+    fn apply(&mut self, core: &mut Core, record: &Record) {
+        match record {
+            // Before stacks of the process are asked for.
+            Record::Process { entry, .. } => self.stacks.process(entry),
+            Record::Observation { observation, .. } => self.described(core, observation),
+            _ => {}
+        }
+        let effects = core.apply(record);
+        if !effects.is_empty() {
+            self.carry_out(core, effects);
+        }
+    }
+
+    /// Facts about a process have come: its cgroup may decide whether it is booked.
+    fn described(&mut self, core: &Core, observation: &Observation) {
+        let Observation::ProcessFacts { serial, cgroup, .. } = observation else { return };
+        self.unfamiliar.remove(serial);
+        let entry = core.ledger().process(*serial).and_then(|process| process.entry);
+        if let (Some(entry), Some(cgroup)) = (entry, cgroup)
+            && let Some(include) = self.policy.says(cgroup)
+        {
+            report("set the policy of a process", self.tracer.set_process_policy(entry.key, include));
+        }
+    }
+
+    fn carry_out(&mut self, core: &mut Core, effects: Effects) {
+        let Effects {
+            stacks,
+            unfamiliar,
+            delete_accounts,
+            sweep_spaces,
+            delete_totals,
+            forget_processes,
+        } = effects;
+        for stack in stacks {
+            // A stack that finds no room is asked for again.
+            let _ = self.stacks.request(stack);
+        }
+        for process in unfamiliar {
+            let entry = core.ledger().process(process.serial).and_then(|process| process.entry);
+            let start_ns = entry.map(|entry| entry.key.start_ns);
+            let ask = ProcessAsk {
+                serial: process.serial,
+                tgid: process.tgid,
+                start_ns,
+                before_attach: start_ns.is_some_and(|start| start < self.attached_at.boot_ns),
+            };
+            self.unfamiliar.insert(process.serial, ask);
+            // One that finds no room is asked for again.
+            let _ = self.host.ask(ask);
+        }
+        let time_ns = host::clock::monotonic_ns();
+        for (slot, key) in delete_accounts {
+            match self.tracer.delete_account(slot, &key) {
+                Ok(Some(account)) => self.apply(core, &Record::Account { time_ns, account }),
+                Ok(None) => {}
+                Err(error) => report("delete an account", Err(error)),
+            }
+        }
+        for space in sweep_spaces {
+            self.stacks.forget(space);
+            report("sweep a closed address space", self.tracer.sweep(space));
+        }
+        for key in delete_totals {
+            match self.tracer.delete_totals(&key) {
+                Ok(Some(totals)) => self.apply(core, &Record::Totals { time_ns, key, totals }),
+                Ok(None) => {}
+                Err(error) => report("delete a row of totals", Err(error)),
+            }
+        }
+        for (key, _) in forget_processes {
+            report("forget a process", self.tracer.forget_process(&key));
+        }
+    }
+}
+
+/// Says what failed. The books stay right: what was not done is asked for again or stays.
+fn report(what: &str, result: Result<(), TracerError>) {
+    if let Err(error) = result {
+        tracing::warn!("cannot {what}: {error}");
+    }
+}
+
+/// A picture of nothing, for before the engine has started.
+#[must_use]
+pub fn nothing_yet(host: HostInfo) -> Snapshot {
+    let anchor = ClockAnchor::now();
+    let (wall, monotonic_ns, boot_ns) = (anchor.wall, anchor.monotonic_ns, anchor.boot_ns);
+    let setting = Setting {
+        anchor: Anchor { wall, monotonic_ns, boot_ns },
+        attached_at: Timestamp::now(),
+        host,
+    };
+    Core::new(CoreConfig::default()).snapshot(monotonic_ns, &setting)
+}

@@ -1,0 +1,151 @@
+//! How the daemon fares, in a few lines: for `memtrace status` and `/api/v1/status`.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::escape::escape;
+use super::human;
+use super::text::{domain_lines, labelled, loss_lines};
+use crate::snapshot::{CoverageRow, HostInfo, Loss, Snapshot, Terms};
+
+/// What a person wants to know first.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary<'a> {
+    /// Of memtrace.
+    pub version: &'static str,
+    /// When the snapshot was made.
+    pub generated_at: Timestamp,
+    /// When the probes were attached.
+    pub attached_at: Timestamp,
+    /// The host.
+    pub host: &'a HostInfo,
+    /// Whether start-up attachment is done.
+    pub ready: bool,
+    /// Terms of conservation for the host, by domain name.
+    pub domains: &'a BTreeMap<&'static str, Terms>,
+    /// Losses by cause.
+    pub loss: &'a BTreeMap<&'static str, Loss>,
+    /// What is probed and what is not.
+    pub coverage: &'a [CoverageRow],
+    /// Kinds of memory that memtrace does not see.
+    pub not_seen: &'a [String],
+    /// Findings by verdict.
+    pub findings: BTreeMap<&'static str, usize>,
+    /// Processes on the books.
+    pub processes: Count,
+    /// Sites on the books.
+    pub sites: usize,
+    /// GPUs as NVML has them.
+    pub devices: Vec<Device>,
+}
+
+/// Processes on the books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Count {
+    /// Running.
+    pub running: usize,
+    /// Ended, and still to be seen.
+    pub ended: usize,
+}
+
+/// A GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// NVML index.
+    pub index: u32,
+    /// Bytes.
+    pub total_bytes: u64,
+    /// Bytes in use, traced or not.
+    pub used_bytes: u64,
+}
+
+impl<'a> Summary<'a> {
+    /// Of a snapshot.
+    #[must_use]
+    pub fn of(snapshot: &'a Snapshot) -> Self {
+        let mut findings = BTreeMap::new();
+        for finding in &snapshot.findings {
+            *findings.entry(finding.verdict.name()).or_default() += 1;
+        }
+        let ended = snapshot.processes.iter().filter(|process| process.ended).count();
+        let devices = snapshot.runtime.devices.iter();
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            generated_at: snapshot.generated_at,
+            attached_at: snapshot.attached_at,
+            host: &snapshot.host,
+            ready: snapshot.runtime.ready,
+            domains: &snapshot.domains,
+            loss: &snapshot.loss,
+            coverage: &snapshot.coverage,
+            not_seen: &snapshot.not_seen,
+            findings,
+            processes: Count { running: snapshot.processes.len() - ended, ended },
+            sites: snapshot.processes.iter().map(|process| process.sites.len()).sum(),
+            devices: devices
+                .map(|(index, total_bytes, used_bytes)| Device {
+                    index: *index,
+                    total_bytes: *total_bytes,
+                    used_bytes: *used_bytes,
+                })
+                .collect(),
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self, width: Option<usize>) -> String {
+        let mut lines = vec![];
+        let mut say = |label, text: String| lines.extend(labelled(label, &text, width));
+        let watched = self.generated_at.duration_since(self.attached_at).as_secs_f64();
+        let ready = if self.ready { "ready" } else { "NOT READY: the probes are being attached" };
+        say(
+            "memtrace",
+            format!(
+                "{} on {} · Linux {} · {ready} · watching for {}",
+                self.version,
+                escape(&self.host.name),
+                escape(&self.host.kernel),
+                human::duration(watched),
+            ),
+        );
+        let verdicts: Vec<_> =
+            self.findings.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+        say(
+            "findings",
+            if verdicts.is_empty() {
+                "none".into()
+            } else {
+                format!("{}; `memtrace dump` shows them", verdicts.join(", "))
+            },
+        );
+        let Count { running, ended } = self.processes;
+        say(
+            "books",
+            format!(
+                "{}, {} of ended ones, {}",
+                human::counted(running as u64, "running process"),
+                human::count(ended as u64),
+                human::counted(self.sites as u64, "site"),
+            ),
+        );
+        for device in &self.devices {
+            let (used, total) = (human::bytes(device.used_bytes), human::bytes(device.total_bytes));
+            say("gpu", format!("{}: {used} of {total} in use", device.index));
+        }
+        let attached = self.coverage.iter().filter(|row| row.attached).count();
+        let not = self.coverage.len() - attached;
+        let mut coverage = format!("{} probed", human::counted(attached as u64, "file"));
+        if not > 0 {
+            coverage.push_str(&format!(", {not} not; a dump says which and why"));
+        }
+        say("coverage", coverage);
+        lines.extend(loss_lines(self.loss, width));
+        lines.push(String::new());
+        lines.extend(domain_lines(self.domains, width));
+        lines.push(String::new());
+        lines.join("\n")
+    }
+}

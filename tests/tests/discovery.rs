@@ -1,0 +1,178 @@
+//! Libraries that memtrace has not seen before: opened late, named on the command line, or shown
+//! twice by overlay mounts.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use memtrace_tests::daemon::Daemon;
+use memtrace_tests::dump::{Dump, Process, amount};
+use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::memtrace::{LIMIT, Run};
+use memtrace_tests::process::Running;
+use memtrace_tests::scratch::Scratch;
+
+const LATE: Duration = Duration::from_secs(20);
+const DOMAINS: &str = "cuda,managed,pinned";
+
+/// Fresh copies of the stub libraries: inodes that nobody has mapped yet. The runtime's path.
+fn unseen_copies(scratch: &Scratch) -> Result<PathBuf> {
+    let built = fixture::build(Variant::Plain)?;
+    scratch.copy(&built.cuda())?;
+    scratch.copy(&built.cudart())
+}
+
+/// All late calls are on the books once, and the early one at most once.
+fn check_late_calls(process: &Process, calls: u64) -> Result<()> {
+    let late = process.at("cuda", "site_late").allocated;
+    ensure!(late == amount(calls, calls * 1_000), "{late:?} of {calls} late calls");
+    let early = process.at("cuda", "site_early").allocated;
+    ensure!(early.count <= 1, "the early call is there {} times", early.count);
+    let seen = process.domain("cuda").terms.seen;
+    ensure!(seen == late + early, "seen {seen:?}, at sites {late:?} and {early:?}");
+    Ok(())
+}
+
+fn check_coverage(dump: &Dump, library: &Path) -> Result<()> {
+    let row = dump.coverage_of(library)?;
+    ensure!(row.attached && row.attached_at.is_some(), "{row:?}");
+    ensure!(row.library.as_deref() == Some("libcudart"), "{row:?}");
+    ensure!(row.functions.iter().any(|one| one == "cudaMalloc"), "{row:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn calls_50_ms_after_an_unseen_library_was_opened_are_on_the_daemons_books() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let library = unseen_copies(&scratch)?;
+    let daemon = Daemon::start()?;
+    let mut command = Command::new(fixture::build(Variant::Plain)?.loader());
+    command.arg(&library).args(["1000", "50", "--hold"]);
+    let mut loader = Running::start_talking(&mut command)?;
+    // It has run for a while when it opens the library.
+    std::thread::sleep(Duration::from_millis(500));
+    loader.go_on()?;
+    loader.read_json()?;
+    daemon.dump_until("calls of an unseen library", LATE, |dump| {
+        dump.check_conservation()?;
+        check_late_calls(dump.process(loader.pid())?, 1_000)?;
+        check_coverage(dump, &library)
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn calls_50_ms_after_an_unseen_library_was_opened_are_in_the_report_of_run() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let library = unseen_copies(&scratch)?;
+    let loader = fixture::build(Variant::Plain)?.loader();
+    let arguments = [library.as_os_str(), OsStr::new("1000"), OsStr::new("50")];
+    let traced = Run::new(DOMAINS).trace(loader, arguments)?;
+    traced.dump.check_conservation()?;
+    check_late_calls(traced.process()?, 1_000)?;
+    check_coverage(&traced.dump, &library)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_library_named_on_the_command_line_is_probed_before_its_first_call() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let library = unseen_copies(&scratch)?;
+    let loader = fixture::build(Variant::Plain)?.loader();
+    let run = Run::new(DOMAINS).option("--library").option(&library);
+    let arguments = [library.as_os_str(), OsStr::new("10"), OsStr::new("0")];
+    let traced = run.trace(loader, arguments)?;
+    let process = traced.process()?;
+    assert_eq!(process.at("cuda", "site_early").allocated, amount(1, 100));
+    assert_eq!(process.at("cuda", "site_late").allocated, amount(10, 10_000));
+    check_coverage(&traced.dump, &library)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_file_that_is_only_named_like_a_library_is_not_probed() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let named_alike = scratch.join("libcudart.so.12");
+    std::fs::copy(fixture::build(Variant::Plain)?.no_allocator(), &named_alike)?;
+    let daemon = Daemon::start()?;
+    let mut command = Command::new(fixture::build(Variant::Plain)?.loader());
+    let mut loader = Running::start(command.arg(&named_alike).args(["1", "0"]))?;
+    // The loader finds no cudaMalloc in it and says so; it had mapped the file by then.
+    assert_eq!(loader.finish(LIMIT)?.status, 70);
+    let dump = daemon.dump()?;
+    let probed = dump.coverage_of(&named_alike).map(|row| row.attached).unwrap_or_default();
+    assert!(!probed, "{:?}", dump.coverage);
+    Ok(())
+}
+
+/// Two overlay mounts of one directory, in a mount namespace that ends with its process.
+struct TwoOverlays {
+    scratch: Scratch,
+    first: Running,
+}
+
+impl TwoOverlays {
+    /// Starts a held loader on the library of the first mount.
+    fn start(calls: &str) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        for directory in ["lower", "tmp", "a", "b"] {
+            std::fs::create_dir(scratch.join(directory))?;
+        }
+        let built = fixture::build(Variant::Plain)?;
+        for library in [built.cuda(), built.cudart()] {
+            let name = library.file_name().context("a library without a name")?;
+            std::fs::copy(&library, scratch.join("lower").join(name))?;
+        }
+        let script = "set -e; cd \"$1\"; mount -t tmpfs memtrace-test tmp
+            for m in a b; do
+                mkdir tmp/$m-upper tmp/$m-work
+                mount -t overlay memtrace-test $m \
+                    -o lowerdir=lower,upperdir=tmp/$m-upper,workdir=tmp/$m-work
+            done
+            exec \"$2\" \"$1/a/libcudart.so.12\" \"$3\" 50 --hold";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        command.arg(scratch.path()).arg(built.loader()).arg(calls);
+        let first = Running::start_talking(&mut command)?;
+        Ok(Self { scratch, first })
+    }
+
+    /// Starts a held loader on the library of the second mount, in the same namespace.
+    fn second(&self, calls: &str) -> Result<Running> {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.first.pid()));
+        command.arg("--").arg(fixture::build(Variant::Plain)?.loader());
+        command.arg(self.scratch.join("b/libcudart.so.12")).args([calls, "50", "--hold"]);
+        Running::start_talking(&mut command)
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn one_library_under_two_overlay_mounts_is_not_counted_twice() -> Result<()> {
+    let daemon = Daemon::start()?;
+    let mut overlays = TwoOverlays::start("20000")?;
+    // Nobody can enter a namespace before its maker is the loader, waiting for a line.
+    let comm = format!("/proc/{}/comm", overlays.first.pid());
+    memtrace_tests::until("the mounts", LATE, || {
+        let name = std::fs::read_to_string(&comm)?;
+        ensure!(name.trim() == "loader", "still {name}");
+        Ok(())
+    })?;
+    let mut second = overlays.second("20000")?;
+    // Both open and call at the same time: probes through the second mount come meanwhile.
+    overlays.first.go_on()?;
+    second.go_on()?;
+    overlays.first.read_json()?;
+    second.read_json()?;
+    for loader in [&overlays.first, &second] {
+        daemon.dump_until("calls through overlays", LATE, |dump| {
+            dump.check_conservation()?;
+            check_late_calls(dump.process(loader.pid())?, 20_000)
+        })?;
+    }
+    Ok(())
+}

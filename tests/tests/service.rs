@@ -1,0 +1,158 @@
+//! The daemon as the systemd unit starts it, as far as that can be had without systemd as pid 1:
+//! another user, exactly the unit's capabilities, no new privileges. It keeps exact books there,
+//! and without any one of its capabilities it says which is missing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use memtrace_tests::daemon::{Daemon, Options};
+use memtrace_tests::dump::amount;
+use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::ipc::Left;
+use memtrace_tests::memtrace::LIMIT;
+use memtrace_tests::process::{self, Running};
+use memtrace_tests::scratch::Scratch;
+use memtrace_tests::truth::Truth;
+use memtrace_tests::{paths, unit};
+
+const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
+const LATE: Duration = Duration::from_secs(20);
+
+/// A copy of the binary where every user can execute it.
+fn public_binary(scratch: &Scratch) -> Result<PathBuf> {
+    scratch.copy(&paths::memtrace()?)
+}
+
+fn unit_file() -> PathBuf {
+    paths::workspace().join("packaging/systemd/memtrace.service")
+}
+
+/// The line of a status file, such as `CapEff`.
+fn status_of(pid: u32, name: &str) -> Result<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name} in the status of {pid}"))?.trim().to_owned())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn under_the_units_user_and_capabilities_kernel_books_are_exact() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let command = unit::command(&public_binary(&scratch)?, &unit::capabilities()?);
+    let daemon = Daemon::start_by(command, &Options::default())?;
+    assert!(status_of(daemon.pid(), "Uid")?.starts_with("65534"), "not another user");
+
+    let mut sender = Running::start(Command::new(KERNEL).args(["keep", "1000", "1000"]))?;
+    let pid = sender.pid();
+    let mut queues = Left::parse(&sender.finish(LIMIT)?.expect_status(0)?.last_json()?)?;
+    let live = |expected: u64| {
+        daemon.dump_until("messages", LATE, |dump| {
+            dump.check_conservation()?;
+            let process = dump.process(pid)?;
+            let books = process.at("kernel", "load_msg");
+            ensure!(books.live == amount(expected, expected * 2_048), "{books:?}");
+            ensure!(process.ended, "the sender has ended");
+            Ok(())
+        })
+    };
+    live(1_000)?;
+    queues.remove()?;
+    live(0)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn under_the_units_user_and_capabilities_library_books_are_exact() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let command = unit::command(&public_binary(&scratch)?, &unit::capabilities()?);
+    let daemon = Daemon::start_by(command, &Options::default())?;
+    let client = fixture::build(Variant::Plain)?.client();
+    // Mapped before the first call that counts: a library is found when somebody maps it.
+    let mut first = Running::start_talking(Command::new(&client).args(["kinds", "--hold"]))?;
+    first.read_json()?;
+    daemon.dump_until("the stub in coverage", LATE, |dump| {
+        let row = dump.coverage_of(&fixture::build(Variant::Plain)?.cudart())?;
+        ensure!(row.attached, "{row:?}");
+        Ok(())
+    })?;
+    let arguments = ["threads", "100", "1000", "--hold"];
+    let mut running = Running::start_talking(Command::new(&client).args(arguments))?;
+    let truth = Truth::parse(running.read_json()?)?;
+    daemon.dump_until("three threads", LATE, |dump| {
+        dump.check_conservation()?;
+        let process = dump.process(running.pid())?;
+        let leaking = process.at("cuda", "site_a");
+        ensure!(leaking.live == amount(100, 100_000), "{leaking:?}");
+        truth.check_running(process)
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn without_any_one_capability_the_daemon_says_which() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let binary = public_binary(&scratch)?;
+    let all = unit::capabilities()?;
+    for missing in &all {
+        let others: Vec<String> = all.iter().filter(|one| *one != missing).cloned().collect();
+        let command = unit::command(&binary, &others);
+        let said = Daemon::refused_by(command, &Options::default())
+            .with_context(|| format!("without cap_{missing} the daemon runs on"))?;
+        assert_eq!(said.status, 1, "without cap_{missing}: {said:?}");
+        let name = format!("CAP_{}", missing.to_ascii_uppercase());
+        assert!(said.one_line()?.contains(&name), "{name} is not named: {said:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn run_without_capabilities_names_them_and_does_not_run_the_command() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let mark = scratch.join("executed");
+    let mut command = unit::command(&public_binary(&scratch)?, &[]);
+    command.args(["run", "--", "touch"]).arg(&mark);
+    let said = process::run(&mut command, LIMIT)?.expect_status(125)?;
+    assert!(said.one_line()?.contains("CAP_BPF"), "{said:?}");
+    assert!(!mark.exists(), "the command ran untraced");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn the_unit_gives_no_cap_sys_admin() -> Result<()> {
+    let all = unit::capabilities()?;
+    assert!(!all.iter().any(|one| one == "sys_admin"), "{all:?}");
+    assert!(all.iter().any(|one| one == "bpf"), "{all:?}");
+    Ok(())
+}
+
+/// systemd's own judgement of a unit file.
+fn analyze(arguments: &[&str], file: &Path) -> Result<process::Said> {
+    let mut command = Command::new("systemd-analyze");
+    process::run(command.args(arguments).arg(file), LIMIT)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn systemd_finds_nothing_wrong_with_the_unit() -> Result<()> {
+    // `verify` wants the program to be where the unit says that it is; nothing else may be said.
+    let said = analyze(&["verify", "--man=no"], &unit_file())?;
+    let complaints: Vec<&str> = said
+        .stderr
+        .lines()
+        .filter(|line| line.contains("memtrace") && !line.contains("is not executable"))
+        .collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn systemd_scores_the_sandbox_at_two_and_a_half_or_less() -> Result<()> {
+    let arguments = ["security", "--offline=yes", "--threshold=25", "--no-pager"];
+    analyze(&arguments, &unit_file())?.expect_status(0)?;
+    Ok(())
+}
