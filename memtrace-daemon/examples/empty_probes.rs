@@ -4,8 +4,9 @@
 //! Prints `ready` once attached and detaches when standard input ends. It must stay empty: one
 //! program, two instructions.
 
+use std::ffi::CString;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -13,7 +14,8 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 use memtrace_daemon::attach::abilities::kernel_type;
 use memtrace_daemon::attach::abilities::program;
-use memtrace_daemon::attach::abilities::sys::{self, Program};
+use memtrace_daemon::attach::abilities::sys::{Program, attach_tracing};
+use memtrace_daemon::attach::sys::link_uprobe_multi;
 use memtrace_daemon::catalog;
 use object::{Object, ObjectSegment, ObjectSymbol};
 
@@ -49,7 +51,7 @@ fn tracepoint(name: &str) -> anyhow::Result<OwnedFd> {
         functions: None,
     };
     let program = program.load().with_context(|| format!("loading a program for {name}"))?;
-    sys::attach_tracing(&program).with_context(|| format!("attaching to {name}"))
+    attach_tracing(program.as_fd()).with_context(|| format!("attaching to {name}"))
 }
 
 fn library(path: &Path) -> anyhow::Result<Vec<OwnedFd>> {
@@ -66,10 +68,12 @@ fn library(path: &Path) -> anyhow::Result<Vec<OwnedFd>> {
         functions: None,
     };
     let program = program.load().context("loading a uprobe_multi program (kernel 6.6 or later)")?;
+    let name = CString::new(path.as_os_str().as_encoded_bytes())?;
+    let cookies = vec![0; offsets.len()];
     [false, true]
         .into_iter()
         .map(|at_return| {
-            sys::attach_uprobe_multi(&program, path, &offsets, &[], at_return)
+            link_uprobe_multi(program.as_fd(), &name, &offsets, &cookies, at_return)
                 .with_context(|| format!("attaching to {}", path.display()))
         })
         .collect()

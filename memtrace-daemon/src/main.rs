@@ -64,7 +64,7 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Status(arguments) => status::status(&arguments).await.map(|()| 0),
         Command::Doctor(arguments) => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stdout());
-            Ok(doctor::run(doctor::DoctorArgs { json: arguments.json }, &mut std::io::stdout(), colour)?)
+            Ok(doctor::run(&arguments, &mut std::io::stdout(), colour)?)
         }
         Command::Top(_) | Command::Record(_) | Command::Replay(_) => {
             anyhow::bail!("this version has no `top`, `record` and `replay`; see memtrace --help")

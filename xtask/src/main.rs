@@ -49,7 +49,7 @@ enum Task {
     },
     /// Checks formatting, lints, licences and dependencies
     Lint,
-    /// Measures what tracing costs
+    /// Measures what tracing costs, beside nothing, empty programs and bpftrace
     Bench(bench::BenchArgs),
 }
 

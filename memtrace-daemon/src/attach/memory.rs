@@ -1,18 +1,20 @@
 //! What memory the kernel side's maps take on this machine, computed before they are made.
 //!
-//! The table here is the plan; the sizes are those of `memtrace_common::tunables`. It allocates
-//! nothing and asks the kernel nothing but the number of its CPUs. The formulas are those of
-//! the kernel's `htab_map_mem_usage`, `array_map_mem_usage` and `ringbuf_map_mem_usage`, less
-//! a constant below 1 KiB a map; tried against what kernel 6.18 reports in `fdinfo`. Task storage
-//! is reckoned from its structures and not reported by any kernel.
+//! Which maps there are is read from the BPF object itself, so that this cannot differ from
+//! what is loaded. Makes no map, and asks the kernel nothing but the number of its CPUs. The
+//! formulas are those of the kernel's `htab_map_mem_usage`, `array_map_mem_usage`,
+//! `queue_stack_map_mem_usage` and `ringbuf_map_mem_usage`, less a constant below 1 KiB a map
+//! (`tests/tests/map_memory.rs` holds them against what the kernel reports). Task storage is
+//! reckoned from its structures; no kernel reports it.
 
 use std::io;
 
-use memtrace_common::{
-    Account, AccountKey, FunctionSpec, LossCause, LossCounter, ProcessEntry, ProcessKey, Totals,
-    TotalsKey, tunables,
-};
+use aya_obj::generated::bpf_map_type;
+use aya_obj::{Object, ParseError};
 use serde::Serialize;
+use thiserror::Error;
+
+use super::options::Sizes;
 
 /// What all maps of memtrace together may take, in bytes.
 pub const BUDGET_BYTES: u64 = 96 << 20;
@@ -33,6 +35,22 @@ const STORAGE_ELEMENT: u64 = 72;
 /// `struct bpf_local_storage`: once a thread, whatever it holds.
 const STORAGE_HEAD: u64 = 176;
 
+/// Why it cannot be computed: both are faults of the build.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// The object is broken.
+    #[error("the BPF object cannot be parsed: {0}")]
+    Parse(#[from] ParseError),
+    /// A kind of map whose memory is not known here.
+    #[error("the map {name} is of type {kind}, whose memory nobody has reckoned")]
+    Kind {
+        /// The map.
+        name: String,
+        /// Number of `enum bpf_map_type`.
+        kind: u32,
+    },
+}
+
 /// A kind of map, as far as its memory goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,17 +61,40 @@ pub enum MapKind {
     Array,
     /// Array with a value for each CPU.
     PerCpuArray,
+    /// Queue.
+    Queue,
     /// Ring buffer; `entries` are bytes.
     Ring,
     /// A value for each thread that needs one, made when it does.
     TaskStorage,
 }
 
+impl MapKind {
+    const ALL: [(bpf_map_type, Self); 6] = [
+        (bpf_map_type::BPF_MAP_TYPE_HASH, Self::Hash),
+        (bpf_map_type::BPF_MAP_TYPE_ARRAY, Self::Array),
+        (bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY, Self::PerCpuArray),
+        (bpf_map_type::BPF_MAP_TYPE_QUEUE, Self::Queue),
+        (bpf_map_type::BPF_MAP_TYPE_RINGBUF, Self::Ring),
+        (bpf_map_type::BPF_MAP_TYPE_TASK_STORAGE, Self::TaskStorage),
+    ];
+
+    fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|(kind, _)| *kind as u32 == number).map(|(_, kind)| kind)
+    }
+
+    /// The kernel's name of it.
+    #[must_use]
+    pub fn kernel(self) -> Option<bpf_map_type> {
+        Self::ALL.into_iter().find(|(_, kind)| *kind == self).map(|(kind, _)| kind)
+    }
+}
+
 /// One map as it will be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapPlan {
-    /// Its name in the kernel, at most 15 characters.
-    pub name: &'static str,
+    /// Its name.
+    pub name: String,
     /// Its kind.
     pub kind: MapKind,
     /// Bytes of a key.
@@ -65,31 +106,20 @@ pub struct MapPlan {
 }
 
 impl MapPlan {
-    const fn new(
-        name: &'static str,
-        kind: MapKind,
-        key: usize,
-        value: usize,
-        entries: u32,
-    ) -> Self {
-        assert!(key <= 0xffff && value <= 0x7fff, "no map of memtrace is as wide as that");
-        Self { name, kind, key: key as u32, value: value as u32, entries }
-    }
-
     /// Bytes that the kernel sets aside when the map is made; of task storage nothing.
     #[must_use]
     pub const fn bytes(&self, possible_cpus: u32) -> u64 {
-        let Self { name: _, kind, key, value, entries } = *self;
-        let (key, value) = (round_up_8(key), round_up_8(value));
-        let (entries, cpus) = (entries as u64, possible_cpus as u64);
+        let Self { name: _, kind, key, value, entries } = self;
+        let (entries, cpus) = (*entries as u64, possible_cpus as u64);
         match kind {
             // One spare element a CPU makes replacing cheap.
             MapKind::Hash => {
-                (entries + cpus) * (HASH_ELEMENT + key + value)
-                    + entries.next_power_of_two() * HASH_BUCKET
+                let element = HASH_ELEMENT + round_up_8(*key) + round_up_8(*value);
+                (entries + cpus) * element + entries.next_power_of_two() * HASH_BUCKET
             }
-            MapKind::Array => entries * value,
-            MapKind::PerCpuArray => entries * (value * cpus + PER_CPU_POINTER),
+            MapKind::Array => entries * round_up_8(*value),
+            MapKind::PerCpuArray => entries * (round_up_8(*value) * cpus + PER_CPU_POINTER),
+            MapKind::Queue => (entries + 1) * *value as u64,
             MapKind::Ring => entries + entries / PAGE * RING_PAGE_POINTERS + RING_PAGES * PAGE,
             MapKind::TaskStorage => 0,
         }
@@ -100,7 +130,7 @@ impl MapPlan {
     pub const fn bytes_per_thread(&self) -> u64 {
         match self.kind {
             MapKind::TaskStorage => slab_class(STORAGE_ELEMENT + round_up_8(self.value)),
-            MapKind::Hash | MapKind::Array | MapKind::PerCpuArray | MapKind::Ring => 0,
+            _ => 0,
         }
     }
 }
@@ -108,39 +138,28 @@ impl MapPlan {
 /// Bytes of a thread's storage beside its values.
 pub const THREAD_HEAD_BYTES: u64 = slab_class(STORAGE_HEAD);
 
-/// Every map of the kernel side.
-pub const PLAN: [MapPlan; 17] = {
-    use MapKind::{Array, Hash, PerCpuArray, Ring, TaskStorage};
-    use tunables as t;
-    [
-        MapPlan::new("mt_events", Ring, 0, 0, t::RING_BYTES),
-        MapPlan::new("mt_klive", Hash, 8, 16, t::KERNEL_LIVE_ENTRIES),
-        MapPlan::new("mt_clive", Hash, 16, 32, t::CALL_LIVE_ENTRIES),
-        MapPlan::new("mt_accounts", Array, 4, size_of::<Account>(), t::ACCOUNTS),
-        MapPlan::new("mt_index", Hash, size_of::<AccountKey>(), 4, t::ACCOUNTS),
-        MapPlan::new("mt_totals", Hash, size_of::<TotalsKey>(), size_of::<Totals>(), t::TOTALS),
-        MapPlan::new(
-            "mt_processes",
-            Hash,
-            size_of::<ProcessKey>(),
-            size_of::<ProcessEntry>(),
-            t::PROCESSES,
-        ),
-        MapPlan::new("mt_functions", Array, 4, size_of::<FunctionSpec>(), t::FUNCTIONS),
-        MapPlan::new("mt_promoted", Hash, 8, 4, t::PROMOTED),
-        MapPlan::new("mt_policy_comm", Hash, 16, 4, t::POLICY_ENTRIES),
-        MapPlan::new("mt_policy_uid", Hash, 4, 4, t::POLICY_ENTRIES),
-        MapPlan::new("mt_policy_cgrp", Hash, 8, 4, t::POLICY_ENTRIES),
-        MapPlan::new("mt_loss", Array, 4, size_of::<LossCounter>(), LossCause::ALL.len() as u32),
-        // A record under construction, for programs that cannot be preempted.
-        MapPlan::new("mt_scratch", PerCpuArray, 4, 2_048, 1),
-        MapPlan::new("mt_globals", Array, 4, 256, 1),
-        // Threads that take kernel memory.
-        MapPlan::new("mt_threads", TaskStorage, 4, 32, 0),
-        // Threads that call a probed function.
-        MapPlan::new("mt_inflight", TaskStorage, 4, 600, 0),
-    ]
-};
+/// Every map of a BPF object with these sizes, largest first.
+///
+/// # Errors
+/// What is wrong with the object.
+pub fn plan(object: &[u8], sizes: &Sizes, possible_cpus: u32) -> Result<Vec<MapPlan>, PlanError> {
+    let chosen = sizes.map_entries();
+    let object = Object::parse(object)?;
+    let map = |(name, map): (String, aya_obj::Map)| {
+        let number = map.map_type();
+        let Some(kind) = MapKind::from_number(number) else {
+            return Err(PlanError::Kind { name, kind: number });
+        };
+        let chosen = chosen.iter().find(|(own, _)| *own == name).map(|(_, entries)| *entries);
+        let entries = chosen.unwrap_or(map.max_entries());
+        Ok(MapPlan { kind, key: map.key_size(), value: map.value_size(), entries, name })
+    };
+    let mut maps = object.maps.into_iter().map(map).collect::<Result<Vec<_>, _>>()?;
+    maps.sort_by(|a, b| {
+        b.bytes(possible_cpus).cmp(&a.bytes(possible_cpus)).then_with(|| a.name.cmp(&b.name))
+    });
+    Ok(maps)
+}
 
 /// Bytes of all maps of a plan.
 #[must_use]
@@ -151,7 +170,6 @@ pub fn total_bytes(plan: &[MapPlan], possible_cpus: u32) -> u64 {
 /// CPUs that this machine could have, hot-plugged ones included: what per-CPU maps are sized by.
 ///
 /// # Errors
-///
 /// Where `/sys/devices/system/cpu/possible` cannot be read or understood.
 pub fn possible_cpus() -> io::Result<u32> {
     let cpus = aya::util::nr_cpus()
@@ -166,7 +184,6 @@ const fn round_up_8(bytes: u32) -> u64 {
 /// The size of the slab object that holds this many bytes.
 const fn slab_class(bytes: u64) -> u64 {
     match bytes {
-        0..=64 => bytes.next_power_of_two(),
         65..=96 => 96,
         129..=192 => 192,
         _ => bytes.next_power_of_two(),
@@ -175,10 +192,13 @@ const fn slab_class(bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_common::{Account, tunables};
+
     use super::*;
+    use crate::attach::object::OBJECT;
 
     fn map(kind: MapKind, key: u32, value: u32, entries: u32) -> MapPlan {
-        MapPlan { name: "x", kind, key, value, entries }
+        MapPlan { name: "x".into(), kind, key, value, entries }
     }
 
     #[test]
@@ -195,21 +215,38 @@ mod tests {
 
     #[test]
     fn task_storage_takes_a_slab_object_a_thread() {
-        assert_eq!(map(MapKind::TaskStorage, 4, 32, 0).bytes_per_thread(), 128);
-        assert_eq!(map(MapKind::TaskStorage, 4, 600, 0).bytes_per_thread(), 1_024);
-        assert_eq!(map(MapKind::TaskStorage, 4, 600, 0).bytes(64), 0);
+        assert_eq!(map(MapKind::TaskStorage, 4, 16, 0).bytes_per_thread(), 96);
+        assert_eq!(map(MapKind::TaskStorage, 4, 456, 0).bytes_per_thread(), 1_024);
+        assert_eq!(map(MapKind::TaskStorage, 4, 456, 0).bytes(64), 0);
     }
 
     #[test]
-    fn the_plan_fits_its_budget_on_a_machine_of_256_cpus() {
-        let total = total_bytes(&PLAN, 256);
+    fn the_plan_is_what_the_object_has_in_the_sizes_asked_for() {
+        let sizes = Sizes { accounts: 77, ..Sizes::default() };
+        let plan = plan(OBJECT, &sizes, 2).unwrap();
+        let named = |name: &str| plan.iter().find(|map| map.name == name).unwrap();
+        let accounts = named("mt_accounts");
+        assert_eq!((accounts.kind, accounts.entries), (MapKind::Array, 77));
+        assert_eq!(accounts.value as usize, size_of::<Account>());
+        assert_eq!(named("mt_events").entries, tunables::RING_BYTES);
+        assert_eq!(named("mt_klive").entries, tunables::KERNEL_LIVE_ENTRIES);
+        assert_eq!(named("mt_inflight").kind, MapKind::TaskStorage);
+    }
+
+    #[test]
+    fn the_default_plan_fits_its_budget_on_a_machine_of_256_cpus() {
+        let plan = plan(OBJECT, &Sizes::default(), 256).unwrap();
+        let total = total_bytes(&plan, 256);
         assert!(total <= BUDGET_BYTES, "{total}");
     }
 
     #[test]
     fn the_kernel_keeps_the_whole_name_of_each_map() {
-        for map in &PLAN {
-            assert!(map.name.len() <= 15 && map.name.starts_with(tunables::NAME_PREFIX));
+        let plan = plan(OBJECT, &Sizes::default(), 2).unwrap();
+        // Sections of global data are maps too; aya names them after the section.
+        for map in plan.iter().filter(|map| !map.name.starts_with('.')) {
+            assert!(map.name.len() <= 15, "{map:?}");
+            assert!(map.name.starts_with(tunables::NAME_PREFIX), "{map:?}");
         }
     }
 }

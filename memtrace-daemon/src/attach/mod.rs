@@ -18,6 +18,7 @@ pub mod mappings;
 pub mod memory;
 mod misses;
 pub mod multi;
+pub mod object;
 pub mod options;
 pub mod perf;
 mod plain;

@@ -254,13 +254,13 @@ pub fn zeroed_event() -> perf_event_attr {
     unsafe { mem::zeroed() }
 }
 
-fn zeroed() -> bpf_attr {
+pub(super) fn zeroed() -> bpf_attr {
     // SAFETY: a union of plain structures; all zero is a value of each, and the kernel demands
     // that what a command does not use is zero.
     unsafe { mem::zeroed() }
 }
 
-fn length(length: usize) -> io::Result<u32> {
+pub(super) fn length(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
@@ -281,7 +281,7 @@ unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<c_long> {
 
 /// # Safety
 /// As [`bpf`], and `command` must be one that gives a new descriptor.
-unsafe fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+pub(super) unsafe fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the caller's promise is the same.
     owned(unsafe { bpf(command, attr)? })
 }

@@ -19,6 +19,7 @@ use super::{
     error::TracerError,
     misses,
     multi::MultiProgram,
+    object::OBJECT,
     options::{Options, Subject},
     perf::{PerfProgram, UprobePmu},
     plain::Plain,
@@ -26,9 +27,6 @@ use super::{
     sys,
 };
 use crate::catalog;
-
-/// The BPF object, aligned as its parser wants it.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("MEMTRACE_BPF_OBJECT"));
 
 /// Programs that user space runs.
 const RUN_PROGRAMS: [&str; 4] = ["mt_flush", "mt_scan_ages", "mt_sweep", "mt_adjust"];

@@ -6,25 +6,19 @@
 
 use std::io::{self, Write};
 
-use memtrace_common::tunables;
 use serde::Serialize;
 
 use crate::attach::abilities::{self, Ability, State};
-use crate::attach::memory::{self, MapKind, MapPlan};
+use crate::attach::memory::{self, MapKind, MapPlan, PlanError};
+use crate::attach::object::OBJECT;
+use crate::attach::options::Sizes;
+use crate::cli::args::DoctorArgs;
 
 /// Text is kept this narrow, in characters.
 const WIDTH: usize = 80;
 /// Width of the columns of state and name.
 const STATE_WIDTH: usize = 9;
 const NAME_WIDTH: usize = 24;
-
-/// Options of `memtrace doctor`.
-#[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub struct DoctorArgs {
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// What the doctor found.
 #[derive(Debug, Serialize)]
@@ -60,7 +54,7 @@ pub struct Maps {
 #[derive(Debug, Serialize)]
 pub struct MapRow {
     /// Its name in the kernel.
-    pub name: &'static str,
+    pub name: String,
     /// Its kind.
     pub kind: MapKind,
     /// Bytes of a key.
@@ -76,46 +70,42 @@ pub struct MapRow {
 }
 
 /// Looks at everything.
-#[must_use]
-pub fn diagnose() -> Diagnosis {
+///
+/// # Errors
+/// Where the build is at fault: the maps of the kernel side cannot be reckoned.
+pub fn diagnose() -> Result<Diagnosis, PlanError> {
     let abilities = abilities::probe();
     let ok = !abilities.iter().any(Ability::blocks);
-    let possible_cpus = memory::possible_cpus().ok();
-    Diagnosis { schema: 1, ok, abilities, maps: maps(&memory::PLAN, possible_cpus) }
+    let maps = maps(&Sizes::default(), memory::possible_cpus().ok())?;
+    Ok(Diagnosis { schema: 1, ok, abilities, maps })
 }
 
-fn maps(plan: &[MapPlan], possible_cpus: Option<u32>) -> Maps {
+fn maps(sizes: &Sizes, possible_cpus: Option<u32>) -> Result<Maps, PlanError> {
     let cpus = possible_cpus.unwrap_or(1);
-    let row = |map: &MapPlan| {
-        let MapPlan { name, kind, key, value, entries } = *map;
-        MapRow {
-            name,
-            kind,
-            key_bytes: key,
-            value_bytes: value,
-            entries,
-            bytes: map.bytes(cpus),
-            bytes_per_thread: map.bytes_per_thread(),
-        }
+    let plan = memory::plan(OBJECT, sizes, cpus)?;
+    let total_bytes = memory::total_bytes(&plan, cpus);
+    let row = |map: MapPlan| {
+        let (bytes, bytes_per_thread) = (map.bytes(cpus), map.bytes_per_thread());
+        let MapPlan { name, kind, key, value, entries } = map;
+        MapRow { name, kind, key_bytes: key, value_bytes: value, entries, bytes, bytes_per_thread }
     };
-    Maps {
+    Ok(Maps {
         possible_cpus,
         budget_bytes: memory::BUDGET_BYTES,
-        total_bytes: memory::total_bytes(plan, cpus),
-        ring_bytes: u64::from(tunables::RING_BYTES),
-        maps: plan.iter().map(row).collect(),
+        total_bytes,
+        ring_bytes: u64::from(sizes.ring_bytes),
+        maps: plan.into_iter().map(row).collect(),
         thread_head_bytes: memory::THREAD_HEAD_BYTES,
-    }
+    })
 }
 
 /// Runs the subcommand; `colour` where `out` is a terminal that wants it. Gives the exit
 /// status: 0 when everything that is required is there, 1 otherwise.
 ///
 /// # Errors
-///
-/// Where `out` cannot be written.
-pub fn run(args: DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
-    let diagnosis = diagnose();
+/// Where `out` cannot be written, or the build is at fault.
+pub fn run(args: &DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
+    let diagnosis = diagnose().map_err(io::Error::other)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
         writeln!(out)?;
@@ -137,7 +127,7 @@ fn write_text(diagnosis: &Diagnosis, out: &mut impl Write, colour: bool) -> io::
             .abilities
             .iter()
             .filter(move |ability| ability.state == State::Missing && ability.required == required);
-        absent.map(|ability| ability.name).collect::<Vec<_>>().join(", ")
+        absent.map(Ability::title).collect::<Vec<_>>().join(", ")
     };
     let verdict = match (absent(true), absent(false)) {
         (required, _) if !required.is_empty() => {
@@ -165,7 +155,7 @@ fn write_ability(ability: &Ability, out: &mut impl Write, colour: bool) -> io::R
     let indent = STATE_WIDTH + NAME_WIDTH;
     let mut lines = wrap(&ability.detail, WIDTH - indent).into_iter();
     let first = lines.next().unwrap_or_default();
-    let name = ability.name;
+    let name = ability.title();
     writeln!(out, "{paint}{word:STATE_WIDTH$}{plain}{name:NAME_WIDTH$}{first}")?;
     for line in lines {
         writeln!(out, "{:indent$}{line}", "")?;
@@ -202,6 +192,7 @@ fn write_maps(maps: &Maps, out: &mut impl Write) -> io::Result<()> {
             MapKind::Hash => "hash",
             MapKind::Array => "array",
             MapKind::PerCpuArray => "array per CPU",
+            MapKind::Queue => "queue",
             MapKind::Ring => "ring",
             MapKind::TaskStorage => "task storage",
         };
@@ -263,7 +254,8 @@ mod tests {
             mend: "do this",
         };
         let ok = !ability.blocks();
-        Diagnosis { schema: 1, ok, abilities: vec![ability], maps: maps(&memory::PLAN, Some(2)) }
+        let maps = maps(&Sizes::default(), Some(2)).expect("the object is sound");
+        Diagnosis { schema: 1, ok, abilities: vec![ability], maps }
     }
 
     fn text(diagnosis: &Diagnosis, colour: bool) -> String {
@@ -310,7 +302,7 @@ mod tests {
         for key in ["name", "kind", "key_bytes", "value_bytes", "entries", "bytes"] {
             assert!(json["maps"]["maps"][0].get(key).is_some(), "{key}");
         }
-        assert_eq!(json["maps"]["maps"][0]["kind"], "ring");
+        assert_eq!(json["maps"]["maps"][0]["kind"], "hash");
     }
 
     #[test]

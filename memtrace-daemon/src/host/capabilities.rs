@@ -96,6 +96,12 @@ impl Capabilities {
         Self::parse(&status).ok_or_else(|| "/proc/self/status has no CapEff line".into())
     }
 
+    /// Those with these numbers.
+    #[must_use]
+    pub fn of(bits: impl IntoIterator<Item = u32>) -> Self {
+        Self(bits.into_iter().filter(|bit| *bit < 64).fold(0, |set, bit| set | 1 << bit))
+    }
+
     fn parse(status: &str) -> Option<Self> {
         let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
         u64::from_str_radix(hex.trim(), 16).ok().map(Self)

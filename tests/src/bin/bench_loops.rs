@@ -9,11 +9,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use memtrace_tests::fixture;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 const USAGE: &str = "usage: bench_loops epoll|pipe CPU ITERATIONS
        bench_loops cuda CPU ITERATIONS LIBRARY
-       bench_loops hold LIBRARY            keeps it mapped until standard input ends";
+       bench_loops hold LIBRARY            keeps it mapped until standard input ends
+       bench_loops stub                    builds the stub CUDA runtime and prints its path";
 
 /// Bytes of one device allocation.
 const DEVICE_BYTES: usize = 4_096;
@@ -32,6 +34,10 @@ fn main() -> anyhow::Result<()> {
             time(cpu, iterations, || cuda(allocate, free))
         }
         ["hold", library] => hold(Path::new(library)),
+        ["stub"] => {
+            println!("{}", fixture::build(fixture::Variant::Plain)?.cudart().display());
+            Ok(())
+        }
         _ => bail!("{USAGE}"),
     }
 }

@@ -24,12 +24,9 @@ const BYTES: u32 = 4_096;
 ///
 /// As [`rounds::run`], and where the libraries are not there.
 pub fn run(programs: &Programs, plan: Plan, runtime: &Path) -> anyhow::Result<Vec<String>> {
-    let runtime = runtime.canonicalize().with_context(|| {
-        format!(
-            "{} is not there: `cargo xtask test` builds it, or give --library",
-            runtime.display()
-        )
-    })?;
+    let runtime = runtime
+        .canonicalize()
+        .with_context(|| format!("the CUDA runtime {} is not there", runtime.display()))?;
     let driver = runtime.with_file_name("libcuda.so.1");
     ensure!(driver.exists(), "{} is not there", driver.display());
     let runtime = runtime.to_str().context("the path of the library is not UTF-8")?;

@@ -1,7 +1,5 @@
 //! The cost of the kernel domain: loops of system calls that allocate and free kernel memory.
 
-use std::process::{Command, Stdio};
-
 use super::measure::Bar;
 use super::rounds::{self, Bench, Loop, Plan};
 use super::tracer::{Programs, Tracer};
@@ -22,15 +20,9 @@ const LOOPS: [Loop<'_>; 2] = [
 ///
 /// As [`rounds::run`].
 pub fn run(programs: &Programs, plan: Plan) -> anyhow::Result<Vec<String>> {
-    let mut tracers = vec![Tracer::Untraced, Tracer::Empty, Tracer::Memtrace];
-    if has_bpftrace() {
-        tracers.push(Tracer::Bpftrace);
-    } else {
-        eprintln!("bpftrace is not here (apt-get install bpftrace): its column is left out");
-    }
     let bench = Bench {
         title: "Kernel allocations: memtrace daemon beside empty programs and bpftrace",
-        tracers: &tracers,
+        tracers: &[Tracer::Untraced, Tracer::Empty, Tracer::Memtrace, Tracer::Bpftrace],
         loops: &LOOPS,
         // As memtrace attaches: two programs on kfree.
         empty: &["tracepoints", "kmalloc", "kfree", "kfree"],
@@ -38,10 +30,4 @@ pub fn run(programs: &Programs, plan: Plan) -> anyhow::Result<Vec<String>> {
         bar: Bar { base: Tracer::Untraced, ratio: BAR },
     };
     rounds::run(&bench, programs, plan)
-}
-
-fn has_bpftrace() -> bool {
-    let mut command = Command::new("bpftrace");
-    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }

@@ -19,6 +19,7 @@ use anyhow::{Context, bail, ensure};
 
 use self::rounds::Plan;
 use self::tracer::Programs;
+use crate::{build, command, setup};
 
 /// Options of `cargo xtask bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,12 +36,13 @@ pub struct BenchArgs {
     /// The CPU that the loops are pinned to; the last one without it
     #[arg(long)]
     cpu: Option<usize>,
-    /// The binary to measure; built without it
+    /// The binary to measure; without it, the one of this repository is built
     #[arg(long, value_name = "PATH")]
     memtrace: Option<PathBuf>,
-    /// A CUDA runtime whose calls are timed, its driver beside it as libcuda.so.1
-    #[arg(long, value_name = "PATH", default_value = "target/fixtures/plain/libcudart.so.12")]
-    library: PathBuf,
+    /// A CUDA runtime whose calls are timed, its driver beside it as libcuda.so.1; the stub of
+    /// the tests without it
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
 }
 
 /// A benchmark.
@@ -60,6 +62,7 @@ enum What {
 /// a ratio is over its bar.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.runs > 0, "--rounds and --runs are at least 1");
+    setup::ensure(setup::Purpose::Bench)?;
     let programs = programs(args.memtrace.as_deref())?;
     let plan = Plan { rounds: args.rounds, runs: args.runs, cpu: cpu(args.cpu)? };
     let mut failures = Vec::new();
@@ -67,7 +70,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         failures.extend(kernel::run(&programs, plan)?);
     }
     if args.what != Some(What::Kernel) {
-        failures.extend(calls::run(&programs, plan, &args.library)?);
+        let library = args.library.clone().map_or_else(|| stub(&programs), Ok)?;
+        failures.extend(calls::run(&programs, plan, &library)?);
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -77,25 +81,24 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 /// Builds what is measured and what measures.
 fn programs(memtrace: Option<&Path>) -> anyhow::Result<Programs> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.current_dir(root).args(["build", "--release", "--package", "memtrace-daemon"]);
-    build.args(["--package", "memtrace-tests", "--bin", "bench_loops"]);
-    build.args(["--example", "empty_probes"]);
     if memtrace.is_none() {
-        build.args(["--bin", "memtrace"]);
+        build::release()?;
     }
-    let status = build.status().context("starting cargo")?;
-    ensure!(status.success(), "cargo could not build the benchmark's programs");
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root.join("target"), PathBuf::from)
-        .join("release");
+    let packages = ["--package", "memtrace-daemon", "--package", "memtrace-tests"];
+    let targets = ["--bin", "bench_loops", "--example", "empty_probes"];
+    command::run(command::cargo().args(["build", "--release"]).args(packages).args(targets))?;
+    let release = command::root().join("target/release");
     Ok(Programs {
-        memtrace: memtrace.map_or_else(|| target.join("memtrace"), Path::to_path_buf),
-        loops: target.join("bench_loops"),
-        empty: target.join("examples/empty_probes"),
+        memtrace: memtrace.map_or_else(build::binary, Path::to_path_buf),
+        loops: release.join("bench_loops"),
+        empty: release.join("examples/empty_probes"),
     })
+}
+
+/// The stub CUDA runtime of the tests.
+fn stub(programs: &Programs) -> anyhow::Result<PathBuf> {
+    let path = command::output(Command::new(&programs.loops).arg("stub"))?;
+    Ok(PathBuf::from(path.trim()))
 }
 
 fn cpu(wanted: Option<usize>) -> anyhow::Result<usize> {

@@ -3,21 +3,19 @@
 //!
 //! Nothing here needs privilege, mounts anything or writes anywhere.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use aya::util::KernelVersion;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use super::privileges::UPROBE_MULTI_SINCE;
 use super::{Ability, State};
+use crate::host::identity::initial_pid_namespace;
+use crate::host::kernel::{Lockdown, Release, lockdown};
 
-/// Attach cookies came with 5.15; everything else that is required is older.
-const OLDEST: KernelVersion = KernelVersion::new(5, 15, 0);
 /// The magic number of bpffs in `statfs`.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// A driver that is stuck never answers NVML.
@@ -26,13 +24,16 @@ const NVML_DEADLINE: Duration = Duration::from_secs(5);
 const KALLSYMS_LINES: usize = 4_096;
 
 /// Kernel, architecture and pid namespace.
-pub(super) fn requirements(release: Option<KernelVersion>) -> Vec<Ability> {
+pub(super) fn requirements(release: Option<Release>) -> Vec<Ability> {
     let name = rustix::system::uname();
     let full = name.release().to_string_lossy().into_owned();
     let (state, detail) = match release {
         None => (State::Unknown, format!("{full}, of which no version could be read")),
-        Some(release) if release < OLDEST => (State::Missing, format!("{full}, below 5.15")),
-        Some(release) if release < UPROBE_MULTI_SINCE => {
+        // Attach cookies came with 5.15; everything else that is required is older.
+        Some(release) if !release.at_least(5, 15) => {
+            (State::Missing, format!("{full}, below 5.15"))
+        }
+        Some(release) if !release.at_least(6, 6) => {
             (State::Present, format!("{full}; uprobes by perf events, slow to detach, below 6.6"))
         }
         Some(_) => (State::Present, full),
@@ -57,10 +58,9 @@ pub(super) fn requirements(release: Option<KernelVersion>) -> Vec<Ability> {
         mend: "run memtrace on an x86-64 host",
     };
 
-    let (state, detail) = match in_initial_namespace("pid") {
-        Some(true) => (State::Present, "the initial one"),
-        Some(false) => (State::Missing, "not the initial one"),
-        None => (State::Unknown, "/proc/self/ns/pid cannot be read"),
+    let (state, detail) = match initial_pid_namespace() {
+        Ok(()) => (State::Present, "memtrace is in it"),
+        Err(_) => (State::Missing, "memtrace is not in it, or has no /proc"),
     };
     let pid_namespace = Ability {
         name: "pid_namespace",
@@ -74,18 +74,6 @@ pub(super) fn requirements(release: Option<KernelVersion>) -> Vec<Ability> {
     vec![kernel, architecture, pid_namespace]
 }
 
-/// Whether this process is in the host's own namespace of a kind.
-pub(super) fn in_initial_namespace(kind: &str) -> Option<bool> {
-    // include/linux/proc_ns.h: PROC_PID_INIT_INO and PROC_USER_INIT_INO never change.
-    let initial = match kind {
-        "pid" => "pid:[4026531836]",
-        "user" => "user:[4026531837]",
-        _ => return None,
-    };
-    let link = fs::read_link(format!("/proc/self/ns/{kind}")).ok()?;
-    Some(link.as_os_str() == initial)
-}
-
 /// Kernel symbols and lockdown.
 pub(super) fn symbols_and_lockdown() -> Vec<Ability> {
     let (state, detail) = kallsyms();
@@ -97,8 +85,7 @@ pub(super) fn symbols_and_lockdown() -> Vec<Ability> {
         degraded: "kernel frames have no names",
         mend: "give CAP_SYSLOG, and sysctl -w kernel.kptr_restrict=1 where it is 2",
     };
-    let text = fs::read_to_string("/sys/kernel/security/lockdown").ok();
-    vec![kallsyms, lockdown(text.as_deref())]
+    vec![kallsyms, lockdown_row(lockdown())]
 }
 
 fn kallsyms() -> (State, String) {
@@ -120,24 +107,19 @@ fn has_addresses(lines: impl Iterator<Item = String>) -> bool {
         .any(|address| address != 0)
 }
 
-fn lockdown(text: Option<&str>) -> Ability {
-    // "none [integrity] confidentiality": the brackets mark the mode.
-    let mode = text.map(|text| {
-        text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(mode, _)| mode)
-    });
-    let (state, detail) = match mode {
-        Some("none") => (State::Present, "off"),
-        Some("integrity") => (State::Missing, "mode integrity"),
-        Some("confidentiality") => (State::Missing, "mode confidentiality"),
-        Some(_) => (State::Unknown, "a mode that memtrace does not know"),
-        None => (State::Unknown, "not told: securityfs is not mounted, or lockdown not built in"),
+fn lockdown_row(lockdown: Lockdown) -> Ability {
+    let reads = lockdown == Lockdown::Confidentiality;
+    let (state, detail) = match lockdown {
+        Lockdown::None => (State::Present, "off".to_owned()),
+        Lockdown::Integrity => (State::Missing, "mode integrity".to_owned()),
+        Lockdown::Confidentiality => (State::Missing, "mode confidentiality".to_owned()),
+        Lockdown::Unknown(reason) => (State::Unknown, reason),
     };
-    let reads = mode == Some("confidentiality");
     Ability {
         name: "lockdown",
         state,
         required: reads,
-        detail: detail.into(),
+        detail,
         degraded: if reads {
             "BPF programs may not read kernel memory"
         } else {
@@ -202,16 +184,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lockdown_is_what_the_brackets_say() {
-        let state = |text| {
-            let ability = lockdown(text);
-            (ability.state, ability.required)
-        };
-        assert_eq!(state(Some("[none] integrity confidentiality\n")), (State::Present, false));
-        assert_eq!(state(Some("none [integrity] confidentiality\n")), (State::Missing, false));
-        assert_eq!(state(Some("none integrity [confidentiality]\n")), (State::Missing, true));
-        assert_eq!(state(None), (State::Unknown, false));
-        assert_eq!(state(Some("nonsense")), (State::Unknown, false));
+    fn only_confidentiality_stops_memtrace() {
+        let blocks = |lockdown| lockdown_row(lockdown).blocks();
+        assert!(blocks(Lockdown::Confidentiality));
+        assert!(!blocks(Lockdown::Integrity) && !blocks(Lockdown::None));
+        assert!(!blocks(Lockdown::Unknown("not told".into())));
     }
 
     #[test]

@@ -3,19 +3,23 @@
 //!
 //! Everything made here is dropped before the function that made it returns.
 
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use aya_obj::btf::{
     Btf, BtfKind, BtfParam, BtfType, Func, FuncLinkage, FuncProto, Int, IntEncoding,
 };
-use aya_obj::generated::{bpf_attach_type, bpf_func_info, bpf_map_type, bpf_prog_type};
+use aya_obj::generated::{
+    bpf_attach_type, bpf_func_info, bpf_map_type, bpf_prog_type, perf_sw_ids, perf_type_id,
+};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::program::{self, Instruction};
-use super::sys::{self, Map, Program};
+use super::sys::{Map, Program, attach_tracing};
 use super::{Ability, State};
+use crate::attach::sys;
 
 /// Flag of `BPF_MAP_CREATE`: no preallocation. Task storage needs it.
 const NO_PREALLOC: u32 = 1;
@@ -101,7 +105,7 @@ const ROWS: [Row; 10] = [
         name: "mapping_events",
         required: false,
         attempt: mapping_events,
-        degraded: "libraries loaded after start are found by the slow rescan only",
+        degraded: "libraries loaded after start are found by looking through /proc every second",
         mend: "give CAP_PERFMON, or sysctl -w kernel.perf_event_paranoid=-1",
     },
 ];
@@ -149,7 +153,7 @@ fn fentry() -> io::Result<String> {
     let program = tracing(bpf_attach_type::BPF_TRACE_FENTRY, id)
         .map_err(|error| in_words("loading one for kvfree_call_rcu", &error))?;
     // Lockdown, and kernels without direct calls, refuse at this point only.
-    let link = sys::attach_tracing(&program)
+    let link = attach_tracing(program.as_fd())
         .map_err(|error| in_words("attaching one to kvfree_call_rcu", &error))?;
     drop(link);
     Ok("a program on kvfree_call_rcu attaches".into())
@@ -161,8 +165,8 @@ fn uprobe_multi() -> io::Result<String> {
     // A file of our own that nobody has mapped: nothing is ever patched.
     let file = memfd_create("memtrace-ability", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, u64::from(RING_BYTES))?;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    sys::attach_uprobe_multi(&program, Path::new(&path), &[0, 64], &[1, 2], true)?;
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    sys::link_uprobe_multi(program.as_fd(), &path, &[0, 64], &[1, 2], true)?;
     Ok("two points of a file attach in one link".into())
 }
 
@@ -189,7 +193,7 @@ fn task_storage() -> io::Result<String> {
         value: 4,
         entries: 0,
         flags: NO_PREALLOC,
-        types: Some((&types, int, int)),
+        types: Some((types.as_fd(), int, int)),
     }
     .create()?;
     kprobe(None, &program::use_task_storage(&map))?;
@@ -222,10 +226,10 @@ fn for_each() -> io::Result<String> {
         attach: None,
         attach_btf_id: 0,
         instructions: &program::count_elements(&map),
-        functions: Some((&types, &functions)),
+        functions: Some((types.as_fd(), &functions)),
     }
     .load()?;
-    let counted = sys::test_run(&program)?;
+    let counted = sys::bpf_prog_test_run(program.as_fd(), &[])?;
     if counted != ELEMENTS {
         return Err(io::Error::other(format!("{counted} of {ELEMENTS} elements were walked")));
     }
@@ -238,7 +242,14 @@ fn kernel_reads() -> io::Result<String> {
 }
 
 fn mapping_events() -> io::Result<String> {
-    sys::open_mapping_event(rustix::thread::sched_getcpu())?;
+    let mut event = sys::zeroed_event();
+    event.type_ = perf_type_id::PERF_TYPE_SOFTWARE as u32;
+    event.config = perf_sw_ids::PERF_COUNT_SW_DUMMY as u64;
+    event.set_disabled(1);
+    event.set_mmap(1);
+    event.set_mmap2(1);
+    let cpu = u32::try_from(rustix::thread::sched_getcpu()).map_err(io::Error::other)?;
+    sys::perf_event_open(&mut event, cpu)?;
     Ok("perf MMAP2 events of all processes open".into())
 }
 

@@ -44,6 +44,27 @@ pub struct Ability {
 }
 
 impl Ability {
+    /// What a person calls it.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        match self.name {
+            "kernel" => "kernel 5.15 or later",
+            "architecture" => "x86-64",
+            "pid_namespace" => "initial pid namespace",
+            "kallsyms" => "kernel symbols",
+            "lockdown" => "no lockdown",
+            "btf" => "BTF",
+            "attach_cookies" => "attach cookies",
+            "ring_buffer" => "ring buffer",
+            "task_storage" => "task storage",
+            "for_each" => "walking maps",
+            "kernel_reads" => "reading the kernel",
+            "mapping_events" => "mapping events",
+            "nvml" => "NVML",
+            name => name,
+        }
+    }
+
     /// Whether memtrace cannot work because of it.
     #[must_use]
     pub const fn blocks(&self) -> bool {
@@ -53,8 +74,9 @@ impl Ability {
     /// One sentence: what is missing, what that means, what to do.
     #[must_use]
     pub fn sentence(&self) -> String {
-        let Self { name, state: _, required: _, detail, degraded, mend } = self;
-        format!("memtrace needs {name}, which is missing ({detail}): {degraded}; {mend}")
+        let Self { name: _, state: _, required: _, detail, degraded, mend } = self;
+        let title = self.title();
+        format!("memtrace needs {title}, which is missing ({detail}): {degraded}; {mend}")
     }
 }
 
@@ -85,7 +107,7 @@ pub fn required_missing() -> Option<String> {
 
 /// What can be found out without any privilege.
 fn unprivileged() -> Vec<Ability> {
-    let release = aya::util::KernelVersion::current().ok();
+    let release = crate::host::kernel::Release::running();
     let mut abilities = host::requirements(release);
     abilities.extend(privileges::abilities(release));
     abilities.extend(host::symbols_and_lockdown());
@@ -132,6 +154,23 @@ mod tests {
             assert!(!ability.degraded.is_empty(), "{ability:?}");
             assert!(!ability.mend.is_empty(), "{ability:?}");
         }
+    }
+
+    #[test]
+    fn a_sentence_says_what_is_missing_what_that_means_and_what_to_do() {
+        let ability = Ability {
+            name: "ring_buffer",
+            state: State::Missing,
+            required: true,
+            detail: "Invalid argument (os error 22)".into(),
+            degraded: "no record reaches the daemon",
+            mend: "use a kernel of 5.8 or later",
+        };
+        assert_eq!(
+            ability.sentence(),
+            "memtrace needs ring buffer, which is missing (Invalid argument (os error 22)): no \
+             record reaches the daemon; use a kernel of 5.8 or later"
+        );
     }
 
     #[test]
