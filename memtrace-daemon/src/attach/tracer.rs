@@ -332,7 +332,11 @@ impl Tracer {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn set_process_policy(&mut self, key: ProcessKey, include: bool) -> Result<(), TracerError> {
+    pub fn set_process_policy(
+        &mut self,
+        key: ProcessKey,
+        include: bool,
+    ) -> Result<(), TracerError> {
         insert(&mut self.ebpf, "mt_policy_proc", Plain(key), said(include))?;
         self.raise_generation()
     }
@@ -356,7 +360,8 @@ impl Tracer {
         }
         if account.live().is_zero() {
             remove::<_, u32>(&mut self.ebpf, "mt_index", Plain(*key))?;
-            let mut accounts: Array<&mut MapData, Plain<Account>> = typed_mut(&mut self.ebpf, NAME)?;
+            let mut accounts: Array<&mut MapData, Plain<Account>> =
+                typed_mut(&mut self.ebpf, NAME)?;
             accounts.set(slot, Plain(Account::default()), 0).map_err(map_error)?;
             let mut free: Queue<&mut MapData, u32> = typed_mut(&mut self.ebpf, "mt_slots")?;
             free.push(slot, 0).map_err(|source| TracerError::Map { name: "mt_slots", source })?;

@@ -95,10 +95,9 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     plan.files.exclude_paths.clone_from(&exclude.library_path);
     plan.named.clone_from(&config.libraries);
     // Exclusion comes last: of two rules on one name it is the one that stays.
-    for (comms, uids, include) in [
-        (&config.include.comm, &config.include.uid, true),
-        (&exclude.comm, &exclude.uid, false),
-    ] {
+    for (comms, uids, include) in
+        [(&config.include.comm, &config.include.uid, true), (&exclude.comm, &exclude.uid, false)]
+    {
         plan.subjects.extend(comms.iter().map(|comm| (Subject::Comm(comm.clone()), include)));
         plan.subjects.extend(uids.iter().map(|uid| (Subject::Uid(*uid), include)));
     }
@@ -113,10 +112,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
 }
 
 /// Hands the server's wishes to the engine.
-async fn pass_on(
-    mut asked: mpsc::Receiver<RefreshRequest>,
-    requests: mpsc::Sender<Request>,
-) {
+async fn pass_on(mut asked: mpsc::Receiver<RefreshRequest>, requests: mpsc::Sender<Request>) {
     while let Some(reply) = asked.recv().await {
         let (answer, answered) = oneshot::channel();
         let request = Request::Snapshot { patience: PATIENCE, reply: answer };

@@ -22,9 +22,8 @@ use crate::{
     attach::{
         abilities,
         libraries::Libraries,
-        memory,
+        mappings, memory,
         options::{Options, Sizes, Subject},
-        mappings,
         policy::FilePolicy,
         thread::AttachThread,
         tracer::Tracer,
@@ -117,17 +116,8 @@ impl Session {
             bail!("{sentence}");
         }
         identity::initial_pid_namespace().map_err(|sentence| anyhow!("{sentence}"))?;
-        let Plan {
-            options,
-            files,
-            named,
-            expected,
-            subjects,
-            cgroups,
-            ledger,
-            verdict,
-            beat,
-        } = plan;
+        let Plan { options, files, named, expected, subjects, cgroups, ledger, verdict, beat } =
+            plan;
         let mut tracer = Tracer::load(&options)?;
         for (subject, include) in &subjects {
             tracer.set_policy(subject, *include)?;

@@ -15,9 +15,9 @@ mod row;
 mod rules;
 #[cfg(test)]
 mod simulation;
-pub mod task;
 #[cfg(test)]
 mod stack_rules;
+pub mod task;
 #[cfg(test)]
 mod tests;
 

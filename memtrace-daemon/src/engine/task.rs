@@ -15,7 +15,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
-use memtrace_common::{LossCause, LossCounter};
+use memtrace_common::{LossCause, LossCounter, TotalsKey};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
@@ -24,6 +24,7 @@ use tokio::{
 use super::{Anchor, Core, CoreConfig, Setting, policy::CgroupPolicy};
 use crate::{
     attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
+    catalog,
     host::{self, Host, ProcessAsk, clock::ClockAnchor},
     intake::Reader,
     ledger::Effects,
@@ -246,11 +247,11 @@ impl Engine {
     /// Closes library allocations whose free was lost on the way. The ids are read first and
     /// the ring after them, so that whatever was given before has been taken in.
     fn read_live_ids(&mut self) {
+        let now_ns = host::clock::monotonic_ns();
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
                 while self.drain() {}
                 self.reconcile = false;
-                let now_ns = host::clock::monotonic_ns();
                 let observation = Observation::LiveIds { next_id, ids };
                 self.apply(&Record::Observation { now_ns, observation });
             }
@@ -335,7 +336,10 @@ impl Todo<'_> {
         if let (Some(entry), Some(cgroup)) = (entry, cgroup)
             && let Some(include) = self.policy.says(cgroup)
         {
-            report("set the policy of a process", self.tracer.set_process_policy(entry.key, include));
+            report(
+                "set the policy of a process",
+                self.tracer.set_process_policy(entry.key, include),
+            );
         }
     }
 
@@ -344,8 +348,8 @@ impl Todo<'_> {
             stacks,
             unfamiliar,
             delete_accounts,
+            settle_spaces,
             sweep_spaces,
-            delete_totals,
             forget_processes,
         } = effects;
         for stack in stacks {
@@ -373,19 +377,28 @@ impl Todo<'_> {
                 Err(error) => report("delete an account", Err(error)),
             }
         }
+        for space in settle_spaces {
+            self.settle(core, space);
+        }
         for space in sweep_spaces {
             self.stacks.forget(space);
             report("sweep a closed address space", self.tracer.sweep(space));
         }
-        for key in delete_totals {
+        for (key, _) in forget_processes {
+            report("forget a process", self.tracer.forget_process(&key));
+        }
+    }
+
+    /// Takes the last counters of a closed address space in, and deletes them in the kernel.
+    fn settle(&mut self, core: &mut Core, space: u32) {
+        let time_ns = host::clock::monotonic_ns();
+        for function in catalog::library_functions() {
+            let key = TotalsKey { space, function: u32::from(function.id) };
             match self.tracer.delete_totals(&key) {
                 Ok(Some(totals)) => self.apply(core, &Record::Totals { time_ns, key, totals }),
                 Ok(None) => {}
-                Err(error) => report("delete a row of totals", Err(error)),
+                Err(error) => return report("settle a closed address space", Err(error)),
             }
-        }
-        for (key, _) in forget_processes {
-            report("forget a process", self.tracer.forget_process(&key));
         }
     }
 }
