@@ -13,6 +13,8 @@ pub const CALL_LIVE_ENTRIES: u32 = 131_072;
 pub const ACCOUNTS: u32 = 32_768;
 /// Processes known at a time, running or remembered.
 pub const PROCESSES: u32 = 16_384;
+/// Threads remembered; beyond it, a thread is looked up at each of its events. 5 MB.
+pub const THREADS: u32 = 65_536;
 /// Rows of call-path totals: (address space, function).
 pub const TOTALS: u32 = 16_384;
 /// Functions in the catalog.

@@ -24,6 +24,7 @@ globals! {
     OFF_TASK_STACK = task_stack;
     OFF_TASK_GROUP_LEADER = task_group_leader;
     OFF_TASK_TGID = task_tgid;
+    OFF_TASK_PID = task_pid;
     OFF_TASK_START_BOOTTIME = task_start_boottime;
     OFF_TASK_MM = task_mm;
     OFF_TASK_COMM = task_comm;

@@ -2,7 +2,7 @@
 //!
 //! Prototypes (include/trace/events/sched.h): `sched_process_exec(p, old_pid, bprm)`,
 //! `sched_process_fork(parent, child)`, `sched_process_exit(p, group_dead)` (6.18; before,
-//! `sched_process_exit(p)`).
+//! `sched_process_exit(p)`), `sched_process_free(p)`.
 
 use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
 use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
@@ -13,7 +13,7 @@ use crate::{
     globals,
     inflight::Inflight,
     maps::PROCESSES,
-    process::{self, end, forget_identity, refresh_flags, report},
+    process::{self, end, forget_identity, forget_thread, refresh_flags, report},
     task::Task,
 };
 
@@ -44,7 +44,7 @@ fn executed() -> Option<()> {
         refresh_flags(entry);
         (*entry).version += 1;
     }
-    forget_identity(task);
+    forget_identity();
     report(entry);
     Some(())
 }
@@ -126,4 +126,11 @@ fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEnt
             round += 1;
         }
     }
+}
+
+/// The last that is heard of a thread: after its exit it still closes descriptors.
+#[btf_tracepoint(function = "sched_process_free")]
+pub fn mt_task_free(ctx: BtfTracePointContext) -> i32 {
+    forget_thread(Task(ctx.arg::<*const u8>(0)));
+    0
 }

@@ -84,10 +84,9 @@ pub static LIVE_DELTA: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "mt_scratch")]
 pub static SCRATCH: PerCpuArray<[u64; MAX_KERNEL_FRAMES]> = PerCpuArray::with_max_entries(2, 0);
 
-/// Who a thread is.
-#[unsafe(link_section = ".maps")]
-#[unsafe(export_name = "mt_identity")]
-pub static IDENTITY: TaskStorage<Identity> = TaskStorage::new();
+/// Who a thread is, by thread id.
+#[map(name = "mt_identity")]
+pub static IDENTITY: HashMap<u32, Identity> = HashMap::with_max_entries(tunables::THREADS, 0);
 
 /// Probed calls that a thread is inside of.
 #[unsafe(link_section = ".maps")]

@@ -1,9 +1,9 @@
-//! Who a thread is: serial of its process and books of its address space, remembered in
-//! task storage so that the hot path asks once.
+//! Who a thread is: serial of its process and books of its address space, remembered by
+//! thread so that the hot path asks once.
 
 use aya_ebpf::helpers::{
-    bpf_get_current_uid_gid,
-    generated::{bpf_get_current_cgroup_id, bpf_ktime_get_boot_ns, bpf_task_storage_get},
+    bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
+    generated::{bpf_get_current_cgroup_id, bpf_ktime_get_boot_ns},
 };
 use memtrace_common::{
     LossCause, Policy, ProcessEntry, ProcessFlags, ProcessKey, ProcessRecord, RecordKind,
@@ -19,12 +19,14 @@ use crate::{
 };
 
 const BPF_NOEXIST: u64 = 1;
-const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
 
-/// What is remembered about a thread.
+/// What is remembered about a thread. In a preallocated map by thread id rather than in task
+/// storage: making storage allocates kernel memory, which would fire our own programs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Identity {
+    /// Start of the thread, ns since boot: thread ids are used again.
+    pub start_ns: u64,
     /// Serial of its process; 0 while not known.
     pub serial: u32,
     /// Books of its address space.
@@ -48,46 +50,52 @@ impl Identity {
 #[inline(always)]
 pub fn current(task: Task) -> Option<Identity> {
     let control = control()?;
-    // SAFETY: checked map values and a trusted task.
-    unsafe {
-        let identity = bpf_task_storage_get(
-            IDENTITY.as_ptr(),
-            task.as_ptr().cast(),
-            core::ptr::null_mut(),
-            BPF_LOCAL_STORAGE_GET_F_CREATE,
-        )
-        .cast::<Identity>();
-        if identity.is_null() {
-            lost(LossCause::UnknownProcess, 0);
-            return None;
+    // SAFETY: a checked map value.
+    let generation = unsafe { (*control).generation } as u32;
+    let tid = bpf_get_current_pid_tgid() as u32;
+    if let Some(identity) = IDENTITY.get_ptr(tid) {
+        // SAFETY: a checked map value, which only this thread writes.
+        let identity = unsafe { *identity };
+        if identity.generation == generation
+            && identity.serial != 0
+            && identity.start_ns == task.start_ns()
+        {
+            return Some(identity);
         }
-        let generation = (*control).generation as u32;
-        if (*identity).serial != 0 && (*identity).generation == generation {
-            return Some(*identity);
-        }
-        let key = task.process_key();
-        let entry = find_or_create(task, &key)?;
-        refresh_flags(entry);
-        (*identity).space = (*entry).space;
-        (*identity).flags = (*entry).flags;
-        (*identity).generation = generation;
-        (*identity).serial = (*entry).serial;
-        Some(*identity)
     }
+    look_up(task, tid, generation)
+}
+
+#[inline(never)]
+fn look_up(task: Task, tid: u32, generation: u32) -> Option<Identity> {
+    let key = task.process_key();
+    let entry = find_or_create(task, &key)?;
+    refresh_flags(entry);
+    // SAFETY: a checked map value.
+    let identity = unsafe {
+        Identity {
+            start_ns: task.start_ns(),
+            serial: (*entry).serial,
+            space: (*entry).space,
+            flags: (*entry).flags,
+            generation,
+        }
+    };
+    // If there is no room it is looked up again next time, which is only slower.
+    let _ = IDENTITY.insert(tid, &identity, 0);
+    Some(identity)
 }
 
 /// Makes the running thread look itself up again at its next event.
 #[inline(always)]
-pub fn forget_identity(task: Task) {
-    // SAFETY: a trusted task; without the create flag nothing is made.
-    unsafe {
-        let identity =
-            bpf_task_storage_get(IDENTITY.as_ptr(), task.as_ptr().cast(), core::ptr::null_mut(), 0)
-                .cast::<Identity>();
-        if !identity.is_null() {
-            (*identity).serial = 0;
-        }
-    }
+pub fn forget_identity() {
+    let _ = IDENTITY.remove(bpf_get_current_pid_tgid() as u32);
+}
+
+/// A thread is gone for good: its id may be given to another.
+#[inline(always)]
+pub fn forget_thread(task: Task) {
+    let _ = IDENTITY.remove(task.pid());
 }
 
 /// The entry of a process, made if there is none.

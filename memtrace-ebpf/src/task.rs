@@ -40,6 +40,18 @@ impl Task {
         self.read(globals::task_tgid())
     }
 
+    /// Thread id, initial pid namespace.
+    #[inline(always)]
+    pub fn pid(self) -> u32 {
+        self.read(globals::task_pid())
+    }
+
+    /// Start of the thread, ns since boot.
+    #[inline(always)]
+    pub fn start_ns(self) -> u64 {
+        self.read(globals::task_start_boottime())
+    }
+
     /// Whether it is a kernel thread.
     #[inline(always)]
     pub fn is_kernel_thread(self) -> bool {

@@ -31,7 +31,8 @@ use crate::catalog;
 /// Programs that user space runs.
 const RUN_PROGRAMS: [&str; 4] = ["mt_flush", "mt_scan_ages", "mt_sweep", "mt_adjust"];
 /// Process events, always attached.
-const LIFECYCLE: [(&str, &str); 3] = [
+const LIFECYCLE: [(&str, &str); 4] = [
+    ("mt_task_free", "sched_process_free"),
     ("mt_exec", "sched_process_exec"),
     ("mt_fork", "sched_process_fork"),
     ("mt_exit", "sched_process_exit"),
