@@ -1,6 +1,6 @@
 //! Debian packages: which a purpose needs, which are missing, bringing them with apt-get.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -69,16 +69,35 @@ fn install(names: &[&str]) -> Result<()> {
     if !is_root()? {
         bail!("installing {} needs root: run `{by_hand}` as root", names.join(", "));
     }
-    // RUNLEVEL=1: the prometheus package brings promtool, nobody asked for its service.
-    let mut apt = Command::new("apt-get");
-    let quiet = [("DEBIAN_FRONTEND", "noninteractive"), ("RUNLEVEL", "1")];
-    run(apt.envs(quiet).arg("update")).context("the lists of packages could not be fetched")?;
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    run(apt().arg("update")).context("the lists of packages could not be fetched")?;
     // --no-remove: rustc-web conflicts with Debian's rustc, which somebody may want.
-    run(Command::new("apt-get")
-        .envs(quiet)
-        .args(["install", "--yes", "--no-install-recommends", "--no-remove"])
-        .args(names))
-    .with_context(|| format!("type `{by_hand}` to see why, or to let it remove what conflicts"))
+    run(apt().args(["install", "--yes", "--no-install-recommends", "--no-remove"]).args(names))
+        .with_context(|| {
+            format!("type `{by_hand}` to see why, or to let it remove what conflicts")
+        })?;
+    if names.contains(&"prometheus") {
+        stop_prometheus();
+    }
+    Ok(())
+}
+
+/// Debian starts what it installs. The package is here for promtool, and for a server that
+/// tests start themselves; nobody has asked for the service.
+fn stop_prometheus() {
+    if !Path::new("/run/systemd/system").exists() {
+        return;
+    }
+    let stopped = run(Command::new("systemctl").args(["disable", "--now", "prometheus.service"]));
+    if let Err(error) = stopped {
+        eprintln!(
+            "    the service prometheus, which came with its package, may be running: {error}"
+        );
+    }
 }
 
 /// Names of all installed packages.
