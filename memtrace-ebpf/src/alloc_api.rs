@@ -27,9 +27,9 @@ use memtrace_common::{
 use crate::{
     account::add_one,
     arch,
-    call_books::{self, Caller, allocated, left, next_id, settled, totals_row},
+    call_books::{self, Caller, allocated, dropped, left, next_id, settled, totals_row},
     emit::emit,
-    inflight::{Frame, Inflight},
+    inflight::{Frame, Inflight, Pending},
     live::{Inserted, insert_call, now, put_back, remove_call},
     loss::lost,
     maps::{CALL_LIVE, FUNCTIONS},
@@ -106,7 +106,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
         (*frame).folds = u32::from(spec.folds);
         (*frame).flags = 0;
-        (*frame).pending = [0; PENDING_INNER];
+        (*frame).pending = [Pending::NONE; PENDING_INNER];
         if spec.kind == FunctionKind::Free as u8 {
             if (*frame).pointer == 0 {
                 return None;
@@ -188,7 +188,7 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         } else if outer.is_null() {
             fail(&caller, frame, function);
         }
-        settle_pending(&caller, frame, spec);
+        settle_pending(&caller, frame, u32::from(spec.class));
     }
     Some(())
 }
@@ -257,12 +257,15 @@ unsafe fn finish_allocation(
         // What an inner call gave under this very pointer becomes this allocation.
         let mut index = 0;
         while index < PENDING_INNER {
-            if (*frame).pending[index & (PENDING_INNER - 1)] == pointer
-                && let Some(inner) = CALL_LIVE.get_ptr(&key)
-                && (*inner).function & CallLive::PENDING != 0
-            {
-                entry.id = (*inner).id;
-                (*frame).pending[index & (PENDING_INNER - 1)] = 0;
+            let place = &raw mut (*frame).pending[index & (PENDING_INNER - 1)];
+            if (*place).pointer == pointer {
+                if (*place).entered != 0
+                    && let Some(inner) = CALL_LIVE.get_ptr(&key)
+                    && (*inner).function & CallLive::PENDING != 0
+                {
+                    entry.id = (*inner).id;
+                }
+                *place = Pending::NONE;
             }
             index += 1;
         }
@@ -276,7 +279,7 @@ unsafe fn finish_allocation(
 const _: () = assert!(PENDING_INNER.is_power_of_two());
 
 /// Enters an inner allocation as pending and notes it in the outer frame; false if the outer
-/// frame or the live map has no room, so that it must be booked now.
+/// frame has no room, so that it must be booked now.
 #[inline(always)]
 unsafe fn wait_for(
     caller: &Caller,
@@ -289,17 +292,20 @@ unsafe fn wait_for(
         let mut index = 0;
         while index < PENDING_INNER {
             let place = &raw mut (*outer).pending[index & (PENDING_INNER - 1)];
-            if *place == 0 {
+            if (*place).pointer == 0 {
                 let mut old = CallLive::NONE;
                 let mut pending = *entry;
                 pending.id = next_id();
                 pending.function |= CallLive::PENDING;
+                (*place).entered = 1;
                 match insert_call(key, &pending, &mut old) {
                     Inserted::New => {}
                     Inserted::Replaced => left(caller, key, &old, FreeReason::FreedUnseen),
-                    Inserted::Full => return false,
+                    Inserted::Full => (*place).entered = 0,
                 }
-                *place = key.pointer;
+                (*place).pointer = key.pointer;
+                (*place).bytes = entry.bytes;
+                (*place).function = entry.function;
                 return true;
             }
             index += 1;
@@ -310,26 +316,26 @@ unsafe fn wait_for(
 
 /// Books inner allocations that the outer call did not hand on as its own.
 #[inline(never)]
-fn settle_pending(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
-    settle_class(caller, frame, u32::from(spec.class));
-}
-
-#[inline(always)]
-fn settle_class(caller: &Caller, frame: *mut Frame, class: u32) {
+fn settle_pending(caller: &Caller, frame: *mut Frame, class: u32) {
     let mut index = 0;
     while index < PENDING_INNER {
         // SAFETY: checked task storage.
         unsafe {
-            let pointer = (*frame).pending[index & (PENDING_INNER - 1)];
-            (*frame).pending[index & (PENDING_INNER - 1)] = 0;
-            let key = CallLiveKey { space: caller.space, class, pointer };
-            if pointer != 0
-                && let Some(entry) = CALL_LIVE.get_ptr_mut(&key)
-                && (*entry).function & CallLive::PENDING != 0
-            {
-                (*entry).function &= !CallLive::PENDING;
-                let entry = *entry;
-                settled(caller, &key, &entry);
+            let place = &raw mut (*frame).pending[index & (PENDING_INNER - 1)];
+            let Pending { pointer, bytes, function, entered } = *place;
+            *place = Pending::NONE;
+            if pointer != 0 {
+                let key = CallLiveKey { space: caller.space, class, pointer };
+                if entered == 0 {
+                    dropped(caller.space, function, bytes);
+                } else if let Some(entry) = CALL_LIVE.get_ptr_mut(&key)
+                    && (*entry).function & CallLive::PENDING != 0
+                {
+                    // If it is not there it was freed inside the call, and booked by that.
+                    (*entry).function &= !CallLive::PENDING;
+                    let entry = *entry;
+                    settled(caller, &key, &entry);
+                }
             }
         }
         index += 1;
@@ -447,7 +453,7 @@ pub fn abandon(caller: &Caller, frame: *mut Frame) {
     unsafe {
         let Some(spec) = FUNCTIONS.get(u32::from(cookie_function((*frame).cookie))) else { return };
         let class = u32::from(spec.class);
-        settle_class(caller, frame, class);
+        settle_pending(caller, frame, class);
         if (*frame).flags & Frame::TAKEN != 0 {
             let key = CallLiveKey { space: caller.space, class, pointer: (*frame).pointer };
             let taken = (*frame).taken;

@@ -79,6 +79,7 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
                 }
             }
             Inserted::Full => {
+                lost(LossCause::LiveMapFull, entry.bytes);
                 add_one(&raw mut (*row).dropped, entry.bytes);
                 return;
             }
@@ -86,6 +87,19 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
         add_one(&raw mut (*row).allocated, entry.bytes);
     }
     report(caller, RecordKind::Allocation, key, entry);
+}
+
+/// Books an allocation that found no room in the live map.
+#[inline(never)]
+pub fn dropped(space: u32, function: u32, bytes: u64) {
+    lost(LossCause::LiveMapFull, bytes);
+    if let Some(row) = totals_row(space, function) {
+        // SAFETY: a checked map value.
+        unsafe {
+            add_one(&raw mut (*row).seen, bytes);
+            add_one(&raw mut (*row).dropped, bytes);
+        }
+    }
 }
 
 /// Books an inner allocation, found pending in the live map, on its own.

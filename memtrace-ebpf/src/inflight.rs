@@ -33,8 +33,27 @@ pub struct Frame {
     pub flags: u32,
     /// Of a free: the entry that was set aside.
     pub taken: CallLive,
-    /// Of an allocation: inner allocations that wait for its pointer. 0 is none.
-    pub pending: [u64; PENDING_INNER],
+    /// Of an allocation: inner allocations that wait for its pointer.
+    pub pending: [Pending; PENDING_INNER],
+}
+
+/// An inner allocation that waits for the pointer of its outer call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// What it gave; 0 is none.
+    pub pointer: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The inner function.
+    pub function: u32,
+    /// 1 if it is in the live map, marked as pending; 0 if that had no room.
+    pub entered: u32,
+}
+
+impl Pending {
+    /// None.
+    pub const NONE: Self = Self { pointer: 0, bytes: 0, function: 0, entered: 0 };
 }
 
 impl Frame {

@@ -30,7 +30,7 @@ pub enum Inserted {
     New,
     /// Entered in the place of an entry that must have been freed unseen.
     Replaced,
-    /// No room; counted.
+    /// No room.
     Full,
 }
 
@@ -41,7 +41,8 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Enters a kernel allocation; what it replaces is copied to `old`.
+/// Enters a kernel allocation; what it replaces is copied to `old`. That there was no room
+/// is counted.
 #[inline(always)]
 pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> Inserted {
     let Some(control) = control() else { return full(u64::from(entry.bytes)) };
@@ -93,15 +94,16 @@ fn count_kernel(change: u64) {
     }
 }
 
-/// Enters a library function's allocation; what it replaces is copied to `old`.
+/// Enters a library function's allocation; what it replaces is copied to `old`. That there
+/// was no room is for the caller to count: of a call inside a call it counts once.
 #[inline(always)]
 pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> Inserted {
-    let Some(control) = control() else { return full(entry.bytes) };
+    let Some(control) = control() else { return Inserted::Full };
     // SAFETY: a checked map value.
     let count = unsafe { &raw mut (*control).call_live };
     // SAFETY: as above; a plain read of a count that others add to.
     if unsafe { core::ptr::read_volatile(count) } >= globals::call_live_limit() {
-        return full(entry.bytes);
+        return Inserted::Full;
     }
     if CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok() {
         atomic::add(count, 1);
@@ -115,7 +117,7 @@ pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> I
         }
         return Inserted::Replaced;
     }
-    full(entry.bytes)
+    Inserted::Full
 }
 
 /// Puts an allocation back whose free failed; false if its address has a new entry by now.

@@ -1,11 +1,9 @@
 //! What the kernel side is loaded with: sizes of maps and what is to be booked.
 
 use memtrace_common::{Domain, tunables};
-use serde::{Deserialize, Serialize};
 
 /// Sizes of the maps. Every one is bounded; what does not fit is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Live kernel allocations followed.
     pub kernel_live_entries: u32,
@@ -17,6 +15,8 @@ pub struct Sizes {
     pub processes: u32,
     /// Rows of call-path totals.
     pub totals: u32,
+    /// Call sites followed exactly although the rest is not.
+    pub promoted: u32,
     /// Bytes of the ring buffer: a power of two of pages.
     pub ring_bytes: u32,
 }
@@ -29,6 +29,7 @@ impl Default for Sizes {
             accounts: tunables::ACCOUNTS,
             processes: tunables::PROCESSES,
             totals: tunables::TOTALS,
+            promoted: tunables::PROMOTED,
             ring_bytes: tunables::RING_BYTES,
         }
     }
@@ -37,7 +38,7 @@ impl Default for Sizes {
 impl Sizes {
     /// (map, entries) as the loader takes them.
     #[must_use]
-    pub const fn map_entries(&self) -> [(&'static str, u32); 8] {
+    pub const fn map_entries(&self) -> [(&'static str, u32); 9] {
         [
             ("mt_klive", self.kernel_live_entries),
             ("mt_clive", self.call_live_entries),
@@ -46,6 +47,7 @@ impl Sizes {
             ("mt_slots", self.accounts),
             ("mt_processes", self.processes),
             ("mt_totals", self.totals),
+            ("mt_promoted", self.promoted),
             ("mt_events", self.ring_bytes),
         ]
     }

@@ -15,11 +15,12 @@ use super::{
     session::{Plan, Session},
 };
 use crate::{
-    attach::options::Subject,
-    config::Config,
+    attach::options::{Sizes, Subject},
+    config::{Config, Maps, VerdictSection},
     engine::{policy::CgroupPolicy, task::Request},
     serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
     snapshot::Snapshot,
+    verdict::VerdictConfig,
 };
 
 /// How long a dump may wait for stacks to be named: what is not named by then says so.
@@ -88,7 +89,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     options.exact = config.exact;
     options.kmem_cache = config.kmem_cache;
     options.sample_quantum_bytes = config.quantum;
-    config.maps.apply(&mut options.sizes);
+    options.sizes = sizes(&config.maps, options.sizes);
     options.policy_default_exclude = !config.include.is_empty();
     let exclude = &config.exclude;
     plan.files.exclude_build_ids.clone_from(&exclude.library_build_id);
@@ -106,9 +107,37 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !plan.subjects.is_empty()
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
-    plan.verdict = (&config.verdict).into();
+    plan.verdict = verdict(&config.verdict);
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
+}
+
+/// The configured sizes; what tests have set to other than the default stays.
+fn sizes(maps: &Maps, set: Sizes) -> Sizes {
+    if set != Sizes::default() {
+        return set;
+    }
+    let Maps { kernel_live, call_live, accounts, processes, totals, promoted, ring } = *maps;
+    Sizes {
+        kernel_live_entries: kernel_live,
+        call_live_entries: call_live,
+        accounts,
+        processes,
+        totals,
+        promoted,
+        // Validated: at most 1 GiB.
+        ring_bytes: u32::try_from(ring).unwrap_or(u32::MAX),
+    }
+}
+
+fn verdict(section: &VerdictSection) -> VerdictConfig {
+    let VerdictSection { window_seconds, minimum_age_seconds, minimum_bytes } = *section;
+    VerdictConfig {
+        window_seconds,
+        min_age_seconds: minimum_age_seconds,
+        min_bytes: minimum_bytes,
+        ..VerdictConfig::default()
+    }
 }
 
 /// Hands the server's wishes to the engine.
@@ -153,4 +182,15 @@ fn log_books(snapshot: &Snapshot) {
     }
     let lost: u64 = snapshot.loss.values().map(|loss| loss.count).sum();
     tracing::info!(findings = snapshot.findings.len(), lost, "ending");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_same_wherever_they_are_written() {
+        assert_eq!(verdict(&VerdictSection::default()), VerdictConfig::default());
+        assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
+    }
 }

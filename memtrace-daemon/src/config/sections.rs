@@ -4,7 +4,6 @@ use memtrace_common::tunables;
 use serde::Deserialize;
 
 use super::values;
-use crate::{attach::options::Sizes, verdict::VerdictConfig};
 
 /// Sizes of the kernel maps. They are allocated whole at start, so that a full host never
 /// makes the tracer fail; `memtrace doctor` prints what they take.
@@ -43,20 +42,6 @@ impl Default for Maps {
 }
 
 impl Maps {
-    /// Sets the sizes that the kernel side is loaded with.
-    pub fn apply(&self, sizes: &mut Sizes) {
-        let Self { kernel_live, call_live, accounts, processes, totals, promoted: _, ring } = *self;
-        *sizes = Sizes {
-            kernel_live_entries: kernel_live,
-            call_live_entries: call_live,
-            accounts,
-            processes,
-            totals,
-            // Validated: at most 1 GiB.
-            ring_bytes: u32::try_from(ring).unwrap_or(u32::MAX),
-        };
-    }
-
     /// Bounds: below 64 entries nothing works, above 2^24 one map alone is gigabytes.
     pub(super) fn validate(&self) -> Result<(), String> {
         let Self { kernel_live, call_live, accounts, processes, totals, promoted, ring } = self;
@@ -97,7 +82,7 @@ pub struct VerdictSection {
 
 impl Default for VerdictSection {
     fn default() -> Self {
-        Self { window_seconds: 60.0, minimum_age_seconds: 300.0, minimum_bytes: 1 << 20 }
+        Self { window_seconds: 10.0, minimum_age_seconds: 60.0, minimum_bytes: 1 << 20 }
     }
 }
 
@@ -115,17 +100,5 @@ impl VerdictSection {
             ));
         }
         Ok(())
-    }
-}
-
-impl From<&VerdictSection> for VerdictConfig {
-    fn from(section: &VerdictSection) -> Self {
-        let VerdictSection { window_seconds, minimum_age_seconds, minimum_bytes } = *section;
-        Self {
-            window_seconds,
-            min_age_seconds: minimum_age_seconds,
-            min_bytes: minimum_bytes,
-            ..Self::default()
-        }
     }
 }
