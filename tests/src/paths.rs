@@ -17,13 +17,14 @@ pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// The release binary under test.
+/// The binary under test: the release build, or what `MEMTRACE_BINARY` names.
 ///
 /// # Errors
 ///
 /// When it has not been built.
 pub fn memtrace() -> anyhow::Result<PathBuf> {
-    let path = target().join("release/memtrace");
+    let named = std::env::var_os("MEMTRACE_BINARY").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| target().join("release/memtrace"));
     if !path.exists() {
         bail!("{} is not there: run `cargo xtask build`", path.display());
     }
