@@ -12,6 +12,7 @@ pub mod discover;
 pub mod elf;
 pub mod error;
 pub mod inspect;
+mod iterate;
 mod ld_cache;
 pub mod libraries;
 pub mod mappings;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use aya::{
     Btf, Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, Map, MapData, MapError, Queue, RingBuf},
-    programs::{BtfTracePoint, FEntry, Program, ProgramFd, RawTracePoint, UProbe},
+    programs::{BtfTracePoint, FEntry, Iter, Program, ProgramFd, RawTracePoint, UProbe},
 };
 use memtrace_common::{
     Account, AccountKey, CallLive, CallLiveKey, Control, Domain, FunctionSpec, LossCause,
@@ -17,7 +17,7 @@ use memtrace_common::{
 use super::{
     btf::{ABSENT, KernelLayout, RcuFree},
     error::TracerError,
-    misses,
+    iterate, misses,
     multi::MultiProgram,
     object::OBJECT,
     options::{Options, Subject},
@@ -37,6 +37,8 @@ const LIFECYCLE: [(&str, &str); 4] = [
     ("mt_fork", "sched_process_fork"),
     ("mt_exit", "sched_process_exit"),
 ];
+/// Run over all tasks when user space has said whom to trace.
+const NOTE_TRACED: &str = "mt_note_traced";
 /// The slab allocator. Frees first: what is allocated is followed from its first moment.
 const KERNEL: [(&str, &str); 3] =
     [("mt_kfree", "kfree"), ("mt_kfree_again", "kfree"), ("mt_kmalloc", "kmalloc")];
@@ -100,6 +102,12 @@ impl Tracer {
             if options.kmem_cache {
                 programs.extend(KERNEL_CACHES);
             }
+        }
+        if options.only_traced {
+            let program: &mut Iter = program(&mut self.ebpf, NOTE_TRACED)?;
+            program
+                .load("task", &btf)
+                .map_err(|source| TracerError::Program { name: NOTE_TRACED, source })?;
         }
         for (name, tracepoint) in programs {
             let program: &mut BtfTracePoint = program(&mut self.ebpf, name)?;
@@ -257,6 +265,7 @@ impl Tracer {
             let fd = match program {
                 Program::BtfTracePoint(program) => program.fd(),
                 Program::FEntry(program) => program.fd(),
+                Program::Iter(program) => program.fd(),
                 Program::RawTracePoint(program) => program.fd(),
                 _ => return None,
             };
@@ -300,13 +309,16 @@ impl Tracer {
         self.run("mt_adjust", &[0, 1])
     }
 
-    /// Follows a thread group, and from now on its children.
+    /// Follows a thread group, and from now on its children. It is on the books from here on,
+    /// whether or not it ever does anything.
     ///
     /// # Errors
     /// What the kernel said.
     pub fn trace(&mut self, tgid: u32) -> Result<(), TracerError> {
         insert(&mut self.ebpf, "mt_traced", tgid, 1_u32)?;
-        self.raise_generation()
+        self.raise_generation()?;
+        iterate::run(program(&mut self.ebpf, NOTE_TRACED)?)
+            .map_err(|source| TracerError::Run { name: NOTE_TRACED, source })
     }
 
     /// Says whether a subject is booked or left out.
@@ -519,8 +531,8 @@ mod tests {
     #[test]
     #[ignore = "needs root: cargo xtask test"]
     fn the_kernel_accepts_every_program() {
-        let options =
-            Options { kmem_cache: true, ..Options::new(vec![Domain::Kernel, Domain::Cuda], 2) };
+        let domains = vec![Domain::Kernel, Domain::Cuda];
+        let options = Options { kmem_cache: true, only_traced: true, ..Options::new(domains, 2) };
         let mut tracer = Tracer::load(&options).unwrap();
         let probing = tracer.probing().unwrap();
         assert!(matches!(probing, Probing::Multi { .. }));
@@ -530,7 +542,7 @@ mod tests {
         tracer.flush().unwrap();
         tracer.scan_ages().unwrap();
         tracer.sweep(77).unwrap();
-        tracer.raise_generation().unwrap();
+        tracer.trace(std::process::id()).unwrap();
         assert_eq!(tracer.loss().unwrap().len(), LossCause::ALL.len());
     }
 }
