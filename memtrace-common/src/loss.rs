@@ -12,7 +12,8 @@ pub enum LossCause {
     RingFull = 0,
     /// An allocation found no room in a live map and is not followed.
     LiveMapFull = 1,
-    /// A call site found no free account; its allocation is not followed.
+    /// A call site found no free account: its allocations are followed, but booked as
+    /// unattributed.
     AccountMapFull = 2,
     /// A call was nested deeper than the in-flight stack of its thread.
     InflightFull = 3,

@@ -103,6 +103,12 @@ impl Site {
     pub fn passes(&self, symbol: &str) -> bool {
         self.frames.iter().any(|frame| frame.symbol.as_deref() == Some(symbol))
     }
+
+    /// Whether this function makes the call: it is the first frame.
+    #[must_use]
+    pub fn is_in(&self, symbol: &str) -> bool {
+        self.frames.first().is_some_and(|frame| frame.symbol.as_deref() == Some(symbol))
+    }
 }
 
 /// Sums over several sites.
@@ -163,6 +169,13 @@ impl Process {
     #[must_use]
     pub fn at(&self, domain: &str, symbol: &str) -> Sums {
         sums(self.sites(domain).filter(|site| site.passes(symbol)))
+    }
+
+    /// The sums over its sites in a domain whose call is in a function: the first frame is it.
+    /// What a function below it takes for itself is another site.
+    #[must_use]
+    pub fn called_in(&self, domain: &str, symbol: &str) -> Sums {
+        sums(self.sites(domain).filter(|site| site.is_in(symbol)))
     }
 
     /// The sums over all its sites in a domain.

@@ -67,6 +67,15 @@ pub fn library_of_soname(soname: &str) -> Option<Library> {
     cuda::LIBRARIES.into_iter().find(|library| soname.starts_with(library.soname_prefix))
 }
 
+/// Whether anything is probed for a domain.
+#[must_use]
+pub fn has_probes(domain: &Domain) -> bool {
+    *domain == Domain::Kernel
+        || LIBRARY_FUNCTIONS
+            .iter()
+            .any(|function| function.domain == *domain && function.allocates())
+}
+
 /// The name and domain of any function on the books, the kernel's included.
 #[must_use]
 pub fn name_and_domain(id: FunctionId) -> Option<(&'static str, Domain)> {

@@ -7,7 +7,7 @@ use super::row::{Part, Place, RowId};
 use crate::catalog;
 use crate::ledger::{AccountBooks, site};
 use crate::record::StackKey;
-use crate::snapshot::{FrameKind, Frames, Sample};
+use crate::snapshot::{FrameKind, Frames, OWN_PROBES, Sample};
 use crate::verdict::RowFacts;
 
 /// An account as part of a row; `orphan_since_ns` is when its process ended.
@@ -31,6 +31,8 @@ pub(super) fn part(
         orphan_since_ns,
     };
     let (place, note) = place(core, books, domain, api);
+    let frames = frames(core, books);
+    let note = note.or_else(|| made_by_uprobes(&frames).then_some(OWN_PROBES));
     let oldest_ns = (account.oldest_ns != 0 && !live.is_zero()).then_some(account.oldest_ns);
     Part {
         id: RowId { function, context: context(key), place },
@@ -44,10 +46,15 @@ pub(super) fn part(
         judgement: core.verdicts.judge(&books.row(), &facts),
         current: true,
         frames_sampled: key.detail == 0 && place != Place::Unattributed,
-        frames: frames(core, books),
+        frames,
         samples: samples(core, books),
         note,
     }
+}
+
+/// The kernel keeps the return addresses of probed functions for us.
+fn made_by_uprobes(frames: &Frames) -> bool {
+    frames.iter().any(|frame| frame.symbol.as_deref() == Some("uprobe_notify_resume"))
 }
 
 fn context(key: &AccountKey) -> &'static str {

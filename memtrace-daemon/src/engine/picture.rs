@@ -240,8 +240,17 @@ fn not_seen(core: &Core) -> Vec<String> {
     if on(Domain::Kernel) {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
     }
-    for domain in Domain::ALL.into_iter().filter(|domain| !on(*domain)) {
-        rows.push(format!("{}: this domain is off", domain.name()));
+    let names = |which: &dyn Fn(&Domain) -> bool| {
+        let off = Domain::ALL.into_iter().filter(|domain| !on(*domain)).filter(which);
+        off.map(Domain::name).collect::<Vec<_>>().join(", ")
+    };
+    for (names, why) in [
+        (names(&catalog::has_probes), "off: --domains turns them on"),
+        (names(&|domain| !catalog::has_probes(domain)), "no probes in this version"),
+    ] {
+        if !names.is_empty() {
+            rows.push(format!("{names} ({why})"));
+        }
     }
     rows
 }

@@ -7,7 +7,7 @@ use memtrace_common::{Amount, Domain, FunctionId};
 use rustc_hash::FxHashMap;
 
 use crate::record::StackKey;
-use crate::snapshot::{Frames, Process, Sample, Site, Verdict};
+use crate::snapshot::{Frames, OWN_PROBES, Process, Sample, Site, Verdict};
 use crate::verdict::Judgement;
 
 /// What makes two parts the same row.
@@ -85,7 +85,8 @@ impl Rows {
         });
         let mut news = Vec::new();
         for row in self.rows.drain(..) {
-            if row.current && is_news(row.judgement.verdict) {
+            let own = row.site.note == Some(OWN_PROBES);
+            if row.current && !own && is_news(row.judgement.verdict) {
                 news.push((row.site.clone(), row.judgement));
             }
             process.sites.push(row.site);

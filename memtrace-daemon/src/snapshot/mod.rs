@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 
 pub use findings::{Evidence, Exhaustion, Finding, Verdict};
 pub use frames::{Frame, FrameKind, Frames};
-pub use sites::{Sample, Site};
+pub use sites::{OWN_PROBES, Sample, Site};
 
 /// A picture of everything.
 #[derive(Clone, Debug, Serialize)]

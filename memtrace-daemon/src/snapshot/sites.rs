@@ -52,6 +52,10 @@ pub struct Site {
     pub note: Option<&'static str>,
 }
 
+/// Note of a kernel site that uprobes allocate at: what tracing itself costs the traced process.
+/// It is on the books, and it is no news.
+pub const OWN_PROBES: &str = "made by uprobes, memtrace's own among them";
+
 /// One stack seen at a sampled site.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {

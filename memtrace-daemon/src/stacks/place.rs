@@ -22,6 +22,9 @@ use crate::host::process;
 use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
 use crate::snapshot::{Frame, FrameKind};
 
+/// Why a stack ends at an address that is in no executable mapping.
+const ASTRAY: &str = "the walk by frame pointers ended here";
+
 /// Where an address is.
 #[derive(Clone, Debug)]
 pub enum Place {
@@ -126,20 +129,22 @@ impl Placer {
         let known = lock(&self.spaces).knows(tgid, space);
         // A file is looked at once a stack, not once an address.
         let mut files = FxHashMap::default();
-        let places = stack.addresses.iter().zip(rows).map(|(address, row)| match row {
-            Some(row) => {
-                let file =
-                    files.entry((row.device, row.inode)).or_insert_with(|| self.file(tgid, &row));
-                place(file, &row, *address)
-            }
-            None => nowhere(match &unread {
-                Some(why) if !known => why.clone(),
-                _ => "in no executable mapping of the process: unmapped by now, or the walk up \
-                      the stack went astray"
-                    .into(),
-            }),
-        });
-        PlacedStack { key: stack.key, places: places.collect() }
+        let mut places = Vec::with_capacity(rows.len());
+        for (address, row) in stack.addresses.iter().zip(rows) {
+            let Some(row) = row else {
+                // What a walk by frame pointers finds beyond an address that is no code is no
+                // stack, and differs from call to call.
+                places.push(nowhere(match &unread {
+                    Some(why) if !known => why.clone(),
+                    _ => ASTRAY.into(),
+                }));
+                break;
+            };
+            let file =
+                files.entry((row.device, row.inode)).or_insert_with(|| self.file(tgid, &row));
+            places.push(place(file, &row, *address));
+        }
+        PlacedStack { key: stack.key, places: places.into() }
     }
 
     fn find(&self, stack: &RawStack, tgid: u32, space: u32) -> Vec<Option<Row>> {

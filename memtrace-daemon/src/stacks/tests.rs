@@ -75,7 +75,7 @@ impl Names {
         self.stacks.request(stack).unwrap();
         let label = self.labels.recv().unwrap();
         assert_eq!(label.key, key);
-        assert_eq!(label.identity.len(), addresses.len());
+        assert!(label.identity.len() <= addresses.len());
         label
     }
 }
@@ -114,12 +114,14 @@ fn memory_that_is_no_file_says_so() {
             (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         libc::mmap(std::ptr::null_mut(), 4_096, protection, flags, -1, 0)
     };
-    let label = Names::new().user(std::process::id(), 1, &[page as u64 + 8, 0x10]);
+    let label = Names::new().user(std::process::id(), 1, &[page as u64 + 8, 0x10, 0x20]);
     // SAFETY: mapped above.
     unsafe { libc::munmap(page, 4_096) };
     let reasons: Vec<_> = label.frames.iter().map(|f| f.reason.clone().unwrap()).collect();
     assert_eq!(reasons[0], "not in a file: code made at run time");
-    assert!(reasons[1].starts_with("in no executable mapping"), "{reasons:?}");
+    assert!(reasons[1].starts_with("the walk by frame pointers ended here"), "{reasons:?}");
+    // What is beyond an address that is no code is no stack.
+    assert_eq!(reasons.len(), 2);
     assert_eq!(*label.identity, ["anonymous", "unmapped"]);
 }
 

@@ -54,9 +54,10 @@ pub fn loss_lines(loss: &BTreeMap<&str, Loss>, width: Option<usize>) -> Vec<Stri
 fn meaning(cause: &str) -> &'static str {
     match LossCause::ALL.into_iter().find(|known| known.name() == cause) {
         Some(LossCause::RingFull) => "totals stayed exact, some stacks are unattributed",
-        Some(LossCause::LiveMapFull | LossCause::AccountMapFull) => {
+        Some(LossCause::LiveMapFull) => {
             "these allocations were seen but not followed; larger [maps] follow them"
         }
+        Some(LossCause::AccountMapFull) => "booked as unattributed; more [maps] accounts name them",
         Some(LossCause::InflightFull) => "calls nested too deep, not booked",
         Some(LossCause::MissedReturn) => "calls that never returned (longjmp, end of a thread)",
         Some(LossCause::Recursion) => "kernel events inside our own handler, not booked",

@@ -5,10 +5,12 @@
 
 use std::io;
 
+use memtrace_common::Amount;
+
 use super::{Page, called, more, stack};
 use crate::report::human;
 use crate::report::table::{Align, Table};
-use crate::snapshot::{Process, Site, Snapshot, Terms};
+use crate::snapshot::{OWN_PROBES, Process, Site, Snapshot};
 
 /// (Process, domain) pairs that are shown.
 const SHOWN: usize = 10;
@@ -17,12 +19,12 @@ const SITES: usize = 3;
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> {
     let ended: Vec<&Process> = snapshot.processes.iter().filter(|process| process.ended).collect();
-    let mut kept: Vec<(&Process, &'static str, &Terms)> = ended
+    let mut kept: Vec<(&Process, &'static str, Amount)> = ended
         .iter()
         .flat_map(|process| {
-            process.domains.iter().map(move |(name, domain)| (*process, *name, &domain.terms))
+            process.domains.keys().map(move |name| (*process, *name, held(process, name)))
         })
-        .filter(|(_, _, terms)| !terms.live.is_zero())
+        .filter(|(_, _, held)| !held.is_zero())
         .collect();
     if ended.is_empty() {
         return Ok(());
@@ -30,11 +32,10 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     page.heading("KEPT AT EXIT")?;
     if kept.is_empty() {
         let who = if ended.len() == 1 { "the process that ended" } else { "processes that ended" };
-        return page.line(&format!("  nothing: {who} gave back all that was followed"));
+        page.line(&format!("  nothing: {who} gave back all that was followed"))?;
+        return own_cost(&ended, page);
     }
-    kept.sort_by_key(|(process, name, terms)| {
-        (std::cmp::Reverse(terms.live.bytes), process.pid, *name)
-    });
+    kept.sort_by_key(|(process, name, held)| (std::cmp::Reverse(held.bytes), process.pid, *name));
     let mut table = Table::new([
         ("PROCESS", Align::Flexible(14)),
         ("PID", Align::Right),
@@ -44,14 +45,14 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
         ("OBJECTS", Align::Right),
         ("", Align::Left),
     ]);
-    for (process, name, terms) in kept.iter().take(SHOWN) {
+    for (process, name, held) in kept.iter().take(SHOWN) {
         table.row([
             called(process),
             process.pid.to_string(),
             (*name).into(),
-            human::bytes(terms.live.bytes),
-            human::count(terms.live.bytes),
-            human::count(terms.live.count),
+            human::bytes(held.bytes),
+            human::count(held.bytes),
+            human::count(held.count),
             if *name == "kernel" { "still there" } else { "held at its end" }.into(),
         ]);
     }
@@ -64,9 +65,37 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
         sites(snapshot, process, name, page)?;
     }
     match kept.len().saturating_sub(SHOWN) {
-        0 => Ok(()),
-        hidden => page.line(&more(hidden, "row")),
+        0 => {}
+        hidden => page.line(&more(hidden, "row"))?,
     }
+    own_cost(&ended, page)
+}
+
+/// What a process held at its end, or what is still there, by its sites; without what
+/// tracing itself costs.
+fn held(process: &Process, domain: &str) -> Amount {
+    let sites = process.sites.iter().filter(|site| site.domain == domain && !is_own(site));
+    sum(sites)
+}
+
+/// Says what the probes cost the processes that ended, if anything of it is left.
+fn own_cost(ended: &[&Process], page: &mut Page<'_>) -> io::Result<()> {
+    let own = sum(ended.iter().flat_map(|process| &process.sites).filter(|site| is_own(site)));
+    if own.is_zero() {
+        return Ok(());
+    }
+    let (bytes, objects) = (human::bytes(own.bytes), human::counted(own.count, "object"));
+    page.line(&format!("  apart from {bytes} in {objects} {OWN_PROBES}"))
+}
+
+fn is_own(site: &Site) -> bool {
+    site.note == Some(OWN_PROBES)
+}
+
+fn sum<'a>(sites: impl Iterator<Item = &'a Site>) -> Amount {
+    sites.fold(Amount::default(), |sum, site| {
+        sum.saturating_add(Amount { count: site.live_count, bytes: site.live_bytes })
+    })
 }
 
 fn sites(
@@ -78,7 +107,7 @@ fn sites(
     let mut rows: Vec<&Site> = process
         .sites
         .iter()
-        .filter(|site| site.domain == domain && (site.live_bytes > 0 || site.live_count > 0))
+        .filter(|site| site.domain == domain && !is_own(site) && site.live_count > 0)
         .collect();
     rows.sort_by_key(|site| std::cmp::Reverse((site.live_bytes, site.live_count)));
     for site in rows.iter().take(SITES) {

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::Page;
+use crate::report::escape::escape;
 use crate::report::frames::{from_the_users, name, place};
 use crate::report::table::{Align, Table};
 use crate::snapshot::{Frame, Site};
@@ -29,6 +30,9 @@ pub(super) fn write(site: &Site, indent: usize, page: &mut Page<'_>) -> io::Resu
 }
 
 fn frames(frames: &[&Frame], indent: usize, page: &mut Page<'_>) -> io::Result<()> {
+    // A frame that nothing is known of is where a walk ended: said as such, not as a function.
+    let known = frames.iter().take_while(|frame| frame.symbol.is_some() || frame.module.is_some());
+    let (frames, ended) = frames.split_at(known.count());
     let mut table = Table::new([("", Align::Flexible(20)), ("", Align::Flexible(20))]);
     for frame in frames.iter().take(SHOWN) {
         let name = name(frame);
@@ -44,8 +48,12 @@ fn frames(frames: &[&Frame], indent: usize, page: &mut Page<'_>) -> io::Result<(
         page.line(&format!("{margin}{line}"))?;
     }
     match frames.len().saturating_sub(SHOWN) {
-        0 => Ok(()),
-        1 => page.line(&format!("{margin}… 1 outer frame")),
-        hidden => page.line(&format!("{margin}… {hidden} outer frames")),
+        0 => {}
+        1 => page.line(&format!("{margin}… 1 outer frame"))?,
+        hidden => page.line(&format!("{margin}… {hidden} outer frames"))?,
+    }
+    match ended.first().and_then(|frame| frame.reason.as_deref()) {
+        Some(reason) => page.line(&format!("{margin}({})", escape(reason))),
+        None => Ok(()),
     }
 }
