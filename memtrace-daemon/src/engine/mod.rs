@@ -21,4 +21,4 @@ pub mod task;
 #[cfg(test)]
 mod tests;
 
-pub use core::{Anchor, Core, CoreConfig, Setting};
+pub use core::{Core, CoreConfig, Setting};

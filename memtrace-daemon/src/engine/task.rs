@@ -14,21 +14,20 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use jiff::Timestamp;
 use memtrace_common::{LossCause, LossCounter, TotalsKey};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{Anchor, Core, CoreConfig, Setting, policy::CgroupPolicy};
+use super::{Core, CoreConfig, Setting, policy::CgroupPolicy};
 use crate::{
     attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
     catalog,
-    host::{self, Host, ProcessAsk, clock::ClockAnchor},
+    host::{self, Host, ProcessAsk},
     intake::Reader,
     ledger::{AccountBooks, Effects},
-    record::{Observation, Record, StackLabel},
+    record::{Anchor, Observation, Record, StackLabel},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -83,7 +82,7 @@ pub struct Parts {
     /// Kernel functions whose call sites are followed by whole stacks.
     pub exact_sites: Vec<String>,
     /// When the probes were attached.
-    pub attached_at: ClockAnchor,
+    pub attached_at: Anchor,
     /// The host.
     pub host_info: HostInfo,
     /// What the core is to do.
@@ -289,13 +288,9 @@ impl Engine {
     }
 
     fn picture(&self) -> Arc<Snapshot> {
-        let anchor = ClockAnchor::now();
+        let anchor = host::clock::anchor();
         let setting = Setting {
-            anchor: Anchor {
-                wall: anchor.wall,
-                monotonic_ns: anchor.monotonic_ns,
-                boot_ns: anchor.boot_ns,
-            },
+            anchor,
             attached_at: self.parts.attached_at.wall,
             host: self.parts.host_info.clone(),
         };
@@ -317,7 +312,7 @@ struct Todo<'a> {
     unfamiliar: &'a mut HashMap<u32, ProcessAsk>,
     policy: &'a CgroupPolicy,
     exact_sites: &'a [String],
-    attached_at: &'a ClockAnchor,
+    attached_at: &'a Anchor,
 }
 
 impl Todo<'_> {
@@ -440,13 +435,8 @@ fn report(what: &str, result: Result<(), TracerError>) {
 
 /// A picture of nothing, for before the engine has started.
 #[must_use]
-pub fn nothing_yet(host: HostInfo) -> Snapshot {
-    let anchor = ClockAnchor::now();
-    let (wall, monotonic_ns, boot_ns) = (anchor.wall, anchor.monotonic_ns, anchor.boot_ns);
-    let setting = Setting {
-        anchor: Anchor { wall, monotonic_ns, boot_ns },
-        attached_at: Timestamp::now(),
-        host,
-    };
-    Core::new(CoreConfig::default()).snapshot(monotonic_ns, &setting)
+pub fn nothing_yet(host_info: HostInfo) -> Snapshot {
+    let anchor = host::clock::anchor();
+    let setting = Setting { anchor, attached_at: anchor.wall, host: host_info };
+    Core::new(CoreConfig::default()).snapshot(anchor.monotonic_ns, &setting)
 }
