@@ -27,7 +27,7 @@ use crate::{
     host::{self, Host, ProcessAsk},
     intake::Reader,
     ledger::{AccountBooks, Effects},
-    record::{Anchor, Observation, Record, StackLabel},
+    record::{Anchor, Observation, Record, StackKey, StackLabel},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -36,6 +36,8 @@ use crate::{
 const DRAIN_EVERY: Duration = Duration::from_millis(20);
 /// Records taken at a time before the engine looks at its other work.
 const DRAIN_LIMIT: usize = 50_000;
+/// Times that so many are taken before a flush goes on although more come.
+const DRAIN_ROUNDS: u32 = 20;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// How often a snapshot is published although nobody asked.
@@ -178,20 +180,37 @@ impl Engine {
         }
     }
 
-    /// Takes in answers until all stacks are named and all processes described.
+    /// Takes in answers until the stacks that have no name now are named and the processes that
+    /// nobody has described now are described. What comes meanwhile is not waited for.
     async fn wait_for_names(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
-        while self.core.unnamed().next().is_some() || !self.unfamiliar.is_empty() {
-            self.ask_again();
-            let wait = Duration::from_millis(100).min(deadline.duration_since(Instant::now()));
-            match tokio::time::timeout(wait, self.parts.records.recv()).await {
-                Ok(Some(record)) => self.apply(&record),
-                Ok(None) => return,
-                Err(_) if Instant::now() >= deadline => return,
-                Err(_) => {}
+        let mut nameless: Vec<StackKey> = self.core.unnamed().map(|stack| stack.key).collect();
+        let mut unknown: Vec<u32> = self.unfamiliar.keys().copied().collect();
+        self.ask_again();
+        loop {
+            nameless.retain(|key| self.core.ledger().stacks().digest(*key).is_none());
+            unknown.retain(|serial| self.unfamiliar.contains_key(serial));
+            if (nameless.is_empty() && unknown.is_empty()) || Instant::now() >= deadline {
+                return;
             }
-            while let Ok(record) = self.parts.records.try_recv() {
+            // The ring fills meanwhile.
+            self.drain();
+            if let Ok(Some(record)) =
+                tokio::time::timeout(DRAIN_EVERY, self.parts.records.recv()).await
+            {
                 self.apply(&record);
+                while let Ok(record) = self.parts.records.try_recv() {
+                    self.apply(&record);
+                }
+            }
+        }
+    }
+
+    /// Takes out of the ring what is there, but not for ever what comes meanwhile.
+    fn drain_all(&mut self) {
+        for _ in 0..DRAIN_ROUNDS {
+            if !self.drain() {
+                return;
             }
         }
     }
@@ -221,9 +240,9 @@ impl Engine {
     /// Has the kernel side send what has changed, and takes all of it in.
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
-        while self.drain() {}
+        self.drain_all();
         report("flush the kernel's counters", self.parts.tracer.flush());
-        while self.drain() {}
+        self.drain_all();
         self.look_for_loss();
         if self.reconcile {
             self.read_live_ids();
@@ -254,7 +273,7 @@ impl Engine {
         let now_ns = host::clock::monotonic_ns();
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
-                while self.drain() {}
+                self.drain_all();
                 self.reconcile = false;
                 let observation = Observation::LiveIds { next_id, ids };
                 self.apply(&Record::Observation { now_ns, observation });
