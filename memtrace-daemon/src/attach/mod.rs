@@ -12,7 +12,6 @@ pub mod discover;
 pub mod elf;
 pub mod error;
 pub mod inspect;
-mod iterate;
 mod ld_cache;
 pub mod libraries;
 pub mod mappings;
