@@ -63,6 +63,8 @@ pub struct Plan {
     pub subjects: Vec<(Subject, bool)>,
     /// Who is booked by cgroup or unit.
     pub cgroups: CgroupPolicy,
+    /// Kernel functions whose call sites are followed by whole stacks.
+    pub exact_sites: Vec<String>,
     /// Bounds of the books.
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
@@ -88,6 +90,7 @@ impl Plan {
             expected: Vec::new(),
             subjects: Vec::new(),
             cgroups: CgroupPolicy::default(),
+            exact_sites: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: VerdictConfig::default(),
             beat: Box::new(|| {}),
@@ -116,8 +119,18 @@ impl Session {
             bail!("{sentence}");
         }
         identity::initial_pid_namespace().map_err(|sentence| anyhow!("{sentence}"))?;
-        let Plan { options, files, named, expected, subjects, cgroups, ledger, verdict, beat } =
-            plan;
+        let Plan {
+            options,
+            files,
+            named,
+            expected,
+            subjects,
+            cgroups,
+            exact_sites,
+            ledger,
+            verdict,
+            beat,
+        } = plan;
         let mut tracer = Tracer::load(&options)?;
         for (subject, include) in &subjects {
             tracer.set_policy(subject, *include)?;
@@ -154,6 +167,7 @@ impl Session {
             host,
             attacher: attacher.clone(),
             policy: cgroups,
+            exact_sites,
             attached_at: clock::anchor(),
             host_info,
             core: CoreConfig {

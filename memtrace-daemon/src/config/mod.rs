@@ -38,6 +38,8 @@ pub struct Config {
     pub kmem_cache: bool,
     /// Whether every kernel allocation's stack is walked, not only samples.
     pub exact: bool,
+    /// Kernel functions whose call sites are followed by whole stacks although `exact` is off.
+    pub exact_sites: Vec<String>,
     /// Library files that are probed although nothing maps them yet.
     pub libraries: Vec<PathBuf>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served by TCP.
@@ -70,6 +72,7 @@ impl Default for Config {
             domains: Domains::default(),
             kmem_cache: false,
             exact: false,
+            exact_sites: Vec::new(),
             libraries: Vec::new(),
             listen: Listen::default(),
             allowed_hosts: Vec::new(),

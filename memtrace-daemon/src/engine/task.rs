@@ -26,8 +26,8 @@ use crate::{
     catalog,
     host::{self, Host, ProcessAsk},
     intake::Reader,
-    ledger::Effects,
-    record::{Anchor, Observation, Record},
+    ledger::{AccountBooks, Effects},
+    record::{Anchor, Observation, Record, StackLabel},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -79,6 +79,8 @@ pub struct Parts {
     pub attacher: Option<Arc<AttachThread>>,
     /// Who is booked by cgroup or unit.
     pub policy: CgroupPolicy,
+    /// Kernel functions whose call sites are followed by whole stacks.
+    pub exact_sites: Vec<String>,
     /// When the probes were attached.
     pub attached_at: Anchor,
     /// The host.
@@ -197,8 +199,10 @@ impl Engine {
     /// Takes records out of the ring; whether there may be more.
     fn drain(&mut self) -> bool {
         let Self { core, parts, unfamiliar, .. } = self;
-        let Parts { tracer, reader, stacks, host, attacher, policy, attached_at, .. } = parts;
-        let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, attached_at };
+        let Parts {
+            tracer, reader, stacks, host, attacher, policy, exact_sites, attached_at, ..
+        } = parts;
+        let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, exact_sites, attached_at };
         reader.drain(DRAIN_LIMIT, |_, record| {
             if let (Record::Duplicate(duplicate), Some(attacher)) = (&record, attacher.as_deref()) {
                 attacher.duplicate(duplicate.first, duplicate.second);
@@ -209,8 +213,9 @@ impl Engine {
 
     fn apply(&mut self, record: &Record) {
         let Self { core, parts, unfamiliar, .. } = self;
-        let Parts { tracer, stacks, host, policy, attached_at, .. } = parts;
-        Todo { tracer, stacks, host, unfamiliar, policy, attached_at }.apply(core, record);
+        let Parts { tracer, stacks, host, policy, exact_sites, attached_at, .. } = parts;
+        Todo { tracer, stacks, host, unfamiliar, policy, exact_sites, attached_at }
+            .apply(core, record);
     }
 
     /// Has the kernel side send what has changed, and takes all of it in.
@@ -306,6 +311,7 @@ struct Todo<'a> {
     host: &'a Host,
     unfamiliar: &'a mut HashMap<u32, ProcessAsk>,
     policy: &'a CgroupPolicy,
+    exact_sites: &'a [String],
     attached_at: &'a Anchor,
 }
 
@@ -320,6 +326,28 @@ impl Todo<'_> {
         let effects = core.apply(record);
         if !effects.is_empty() {
             self.carry_out(core, effects);
+        }
+        if let Record::Stack(label) = record
+            && !self.exact_sites.is_empty()
+        {
+            self.promote(core, label);
+        }
+    }
+
+    /// A call site has its name: it may be one that is to be followed exactly from now on.
+    fn promote(&mut self, core: &Core, label: &StackLabel) {
+        let [frame] = &*label.frames else { return };
+        let Some(symbol) = &frame.symbol else { return };
+        if !self.exact_sites.contains(symbol) {
+            return;
+        }
+        let netted = |books: &&AccountBooks| {
+            books.account.key.detail == 0 && books.identity() == Some(label.key)
+        };
+        let named = core.ledger().accounts().find(netted);
+        if let Some(books) = named {
+            let call_site = books.account.key.call_site;
+            report("follow a call site exactly", self.tracer.promote(call_site));
         }
     }
 
