@@ -22,7 +22,8 @@ use crate::{
     attach::{
         abilities,
         libraries::Libraries,
-        mappings, memory,
+        mappings::News,
+        memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
         thread::AttachThread,
@@ -268,8 +269,8 @@ fn start_attacher(
     records: mpsc::Sender<Record>,
 ) -> anyhow::Result<AttachThread> {
     let watcher = Watcher::new(Libraries::new(tracer.probing()?, files));
-    let told = move |mapping: &mappings::Mapping| {
-        stacks.mapping(&Mapping {
+    let told = move |news: News<'_>| match news {
+        News::Mapped(mapping) => stacks.mapping(&Mapping {
             tgid: mapping.pid,
             start: mapping.address,
             length: mapping.length,
@@ -277,7 +278,8 @@ fn start_attacher(
             device: (mapping.major, mapping.minor),
             inode: mapping.inode,
             path: mapping.path.clone(),
-        });
+        }),
+        News::Until(at) => stacks.told_until(at),
     };
     let covered = move |rows| {
         let now_ns = crate::host::clock::monotonic_ns();
