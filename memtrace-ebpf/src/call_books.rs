@@ -26,6 +26,31 @@ pub struct Caller {
     pub context: *mut c_void,
     pub space: u32,
     pub serial: u32,
+    /// Where the call returned to.
+    pub direct: u64,
+    /// What the stack goes on with behind `direct`: an address, or one of the constants.
+    pub above: u64,
+}
+
+impl Caller {
+    /// The walk by frame pointers, which begins with `direct`.
+    pub const WALK: u64 = 0;
+    /// The walk by frame pointers, which begins with the caller of the outer call.
+    pub const WALK_ABOVE: u64 = 1;
+    /// Nothing that is known.
+    pub const NOTHING: u64 = u64::MAX;
+
+    /// Of the call that the program runs for.
+    #[inline(always)]
+    pub fn new(context: *mut c_void, space: u32, serial: u32, direct: u64) -> Self {
+        Self { context, space, serial, direct, above: Self::WALK }
+    }
+
+    /// Of an earlier call of the same process.
+    #[inline(always)]
+    pub fn known(&self, direct: u64, above: u64) -> Self {
+        Self { direct, above, ..*self }
+    }
 }
 
 /// The row of totals of a function in an address space, made if there is none. Where there
@@ -160,7 +185,7 @@ pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &Call
             (*record).tgid = (id >> 32) as u32;
             (*record).tid = id as u32;
             (*record).serial = caller.serial;
-            (*record).user_frames = stack::user(caller.context, &raw mut (*record).user);
+            (*record).user_frames = stack::of(caller, &raw mut (*record).user);
         }
     });
 }

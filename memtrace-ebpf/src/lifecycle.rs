@@ -7,23 +7,23 @@
 use core::ffi::c_void;
 
 use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
-use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
+use memtrace_common::{ProcessEntry, ProcessFlags};
 
 use crate::{
-    alloc_api::abandon,
     call_books::Caller,
     globals,
     inflight::Inflight,
     maps::{PROCESSES, TRACED},
+    nested::drop_all,
     process::{self, end, forget_identity, forget_thread, refresh_flags, report},
     task::Task,
 };
 
 /// Exec gives a process a new address space: the user books of the old one are closed, unless
-/// they belong to a parent with whom it was shared.
+/// they belong to a parent with whom it was shared. Calls that it was inside of never return.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn mt_exec(ctx: BtfTracePointContext) -> i32 {
-    let executed = executed();
+    let executed = executed(&ctx);
     #[cfg(feature = "bpf-log")]
     if executed.is_some() {
         aya_log_ebpf::debug!(&ctx, "a process has executed a program");
@@ -33,10 +33,11 @@ pub fn mt_exec(ctx: BtfTracePointContext) -> i32 {
 }
 
 #[inline(always)]
-fn executed() -> Option<()> {
+fn executed(ctx: &BtfTracePointContext) -> Option<()> {
     let task = Task::current();
     let key = task.process_key();
     let entry = process::find_or_create(task, &key)?;
+    clear_inflight(ctx, task, entry);
     let space = process::next_serial()?;
     // SAFETY: a checked map value. At exec the process has one thread, and this is it.
     unsafe {
@@ -160,21 +161,9 @@ fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEnt
     if inflight.is_null() {
         return;
     }
-    // SAFETY: a checked map value and checked task storage.
-    unsafe {
-        let caller =
-            Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
-        let mut round = 0;
-        while round < INFLIGHT_DEPTH {
-            let depth = (*inflight).depth;
-            if depth == 0 {
-                return;
-            }
-            abandon(&caller, Inflight::frame(inflight, depth - 1));
-            (*inflight).depth = depth - 1;
-            round += 1;
-        }
-    }
+    // SAFETY: a checked map value.
+    let (space, serial) = unsafe { ((*entry).space, (*entry).serial) };
+    drop_all(&Caller::new(ctx.as_ptr(), space, serial, 0), inflight);
 }
 
 /// The last that is heard of a thread: after its exit it still closes descriptors.
