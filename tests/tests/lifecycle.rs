@@ -226,8 +226,8 @@ fn attach_follows_children_and_grandchildren_that_are_there_and_that_come() -> R
     let scratch = Scratch::new()?;
     let report = scratch.join("report.json");
     // A shell with a child that has a child, each of which waits for its line; then one more.
-    let script = "(sh -c 'echo $$; read go; \"$0\" keep 20 1000' \"$0\") & echo $$; wait; \
-                  \"$0\" keep 10 1000";
+    let script = "exec 3<&0; (sh -c 'echo $$; read go; \"$0\" keep 20 1000' \"$0\" <&3) & \
+                  echo $$; wait; \"$0\" keep 10 1000";
     let mut command = Command::new("sh");
     let fixture = env!("CARGO_BIN_EXE_fixture-kernel");
     let mut family = Running::start_talking(command.args(["-c", script, fixture]))?;
