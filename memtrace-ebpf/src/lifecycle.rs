@@ -15,7 +15,7 @@ use crate::{
     inflight::Inflight,
     maps::{PROCESSES, TRACED},
     nested::drop_all,
-    process::{self, end, forget_identity, forget_thread, refresh_flags, report},
+    process::{self, Birth, end, forget_identity, forget_thread, refresh_flags, report},
     task::Task,
 };
 
@@ -78,16 +78,13 @@ fn forked(parent: Task, child: Task) -> Option<()> {
         // SAFETY: a checked map value.
         owner = unsafe { (*parent_entry).space_owner };
     }
-    let flags = of_parent.flags & ProcessFlags::TRACED;
-    let entry = process::create(child, &key, flags, space, owner)?;
-    // SAFETY: a checked map value.
-    unsafe {
-        if (*entry).parent_tgid == 0 {
-            (*entry).parent_tgid = parent.tgid();
-            (*entry).version += 1;
-        }
-    }
-    report(entry);
+    let birth = Birth {
+        flags: of_parent.flags & ProcessFlags::TRACED,
+        shared_space: space,
+        shared_owner: owner,
+        parent_tgid: parent.tgid(),
+    };
+    process::create(child, &key, &birth)?;
     Some(())
 }
 
@@ -147,7 +144,7 @@ fn note_traced(task: Task) {
     if PROCESSES.get_ptr(&key).is_some() {
         return;
     }
-    let Some(entry) = process::create(task, &key, 0, 0, 0) else { return };
+    let Some(entry) = process::create(task, &key, &Birth::UNKNOWN) else { return };
     // SAFETY: a checked map value. What is asked about the running thread is about memtrace.
     unsafe {
         (*entry).cgroup = 0;
