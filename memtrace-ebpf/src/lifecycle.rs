@@ -44,6 +44,8 @@ fn executed(ctx: &BtfTracePointContext) -> Option<()> {
         (*entry).space = space;
         (*entry).space_owner = (*entry).serial;
         (*entry).comm = task.leader_comm();
+        // A service forks, changes its user and its cgroup, and executes.
+        process::refresh_owner(entry);
         refresh_flags(entry);
         (*entry).version += 1;
     }

@@ -48,6 +48,8 @@ pub fn drop_dead(
                 if round == 0
                     && at == entered.stack_pointer
                     && (*top).address == entered.address
+                    // Below kernel 6.6 the address of a perf-event uprobe is not told.
+                    && cookie_function((*top).cookie) == cookie_function(entered.cookie)
                     && other != attachment
                 {
                     return Some(Duplicate { first: other, second: attachment });

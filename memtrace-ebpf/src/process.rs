@@ -170,6 +170,16 @@ pub fn next_serial() -> Option<u32> {
     Some(unsafe { atomic::fetch_add(&raw mut (*control).next_serial, 1) } as u32)
 }
 
+/// Notes whom the running process belongs to now.
+#[inline(always)]
+pub fn refresh_owner(entry: *mut ProcessEntry) {
+    // SAFETY: a checked map value; helpers without arguments.
+    unsafe {
+        (*entry).uid = bpf_get_current_uid_gid() as u32;
+        (*entry).cgroup = bpf_get_current_cgroup_id();
+    }
+}
+
 /// Decides anew whether a process is traced or left out.
 #[inline(always)]
 pub fn refresh_flags(entry: *mut ProcessEntry) {

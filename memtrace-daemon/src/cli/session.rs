@@ -156,6 +156,7 @@ impl Session {
         };
         let reader = Reader::new(tracer.take_ring()?, pause_for_tests()?);
         tracer.attach_kernel(&options)?;
+        let sees_rcu_frees = tracer.sees_rcu_frees();
 
         let host_info = identity::host_info();
         let published = Arc::new(ArcSwap::from_pointee(nothing_yet(host_info.clone())));
@@ -174,6 +175,7 @@ impl Session {
             core: CoreConfig {
                 domains: options.domains.clone(),
                 named_caches: options.kmem_cache,
+                sees_rcu_frees,
                 ledger,
                 verdict,
             },

@@ -240,7 +240,7 @@ fn not_seen(core: &Core) -> Vec<String> {
     if on(Domain::Kernel) && !core.config.named_caches {
         rows.push("named slab caches (inodes, dentries, sockets): --kmem-cache".to_owned());
     }
-    if on(Domain::Kernel) {
+    if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
     }
     let names = |which: &dyn Fn(&Domain) -> bool| {
