@@ -262,29 +262,41 @@ fn attach_follows_children_and_grandchildren_that_are_there_and_that_come() -> R
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
-fn ten_thousand_short_processes_stay_on_the_books_and_within_bounds() -> Result<()> {
-    const PROCESSES: u64 = 10_000;
+fn thousands_of_short_processes_stay_on_the_books_and_within_bounds() -> Result<()> {
+    const PROCESSES: u64 = 5_000;
+    /// What 5,000 more would take at the least if they were all remembered is three times this.
+    const TOLERANCE_KIB: u64 = 16 << 10;
     let daemon = Daemon::start()?;
-    let script = "i=0; while [ $i -lt $0 ]; do /bin/true; i=$((i+1)); done";
-    let mut command = Command::new("sh");
-    command.args(["-c", script]).arg(PROCESSES.to_string());
-    process::run(&mut command, LIMIT)?.expect_status(0)?;
-    daemon.dump_until("the books of ended processes", LATE, |dump| {
-        dump.check_conservation()?;
-        // One more line for all whose books were folded together.
-        let short = dump.processes.iter().filter(|one| one.comm == "true").count();
-        ensure!(short <= 1_001, "{short} processes that have ended are still told apart");
-        ensure!(dump.lost("unknown_process")? == 0 && dump.lost("account_map_full")? == 0);
-        let terms = dump.domains["kernel"];
-        ensure!(terms.dropped == amount(0, 0) && terms.seen.count > PROCESSES, "{terms:?}");
-        Ok(())
-    })?;
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let held: u64 =
-        line.and_then(|line| line.split_whitespace().next()).context("RssAnon")?.parse()?;
-    assert!(held <= 64 << 10, "the daemon holds {held} KiB of anonymous memory");
+    let mut held = Vec::new();
+    for round in 1..=3 {
+        let script = "i=0; while [ $i -lt $0 ]; do /bin/true; i=$((i+1)); done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(PROCESSES.to_string());
+        process::run(&mut command, LIMIT)?.expect_status(0)?;
+        daemon.dump_until("the books of ended processes", LATE, |dump| {
+            dump.check_conservation()?;
+            // One more line for all whose books were folded together.
+            let short = dump.processes.iter().filter(|one| one.comm == "true").count();
+            ensure!(short <= 1_001, "{short} processes that have ended are still told apart");
+            ensure!(dump.lost("unknown_process")? == 0 && dump.lost("account_map_full")? == 0);
+            let terms = dump.domains["kernel"];
+            ensure!(terms.dropped == amount(0, 0), "{terms:?}");
+            ensure!(terms.seen.count > round * PROCESSES, "{terms:?}");
+            Ok(())
+        })?;
+        held.push(anonymous_kib(daemon.pid())?);
+    }
+    let (second, third) = (held[1], held[2]);
+    assert!(third <= second + TOLERANCE_KIB, "anonymous memory grows with processes: {held:?} KiB");
     Ok(())
+}
+
+/// Anonymous memory of a process.
+fn anonymous_kib(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.split_whitespace().next()).context("no RssAnon")?;
+    number.parse().with_context(|| format!("RssAnon: {number}"))
 }
 
 /// 20, or what the soak asks for.

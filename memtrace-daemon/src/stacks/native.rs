@@ -24,7 +24,7 @@ use crate::snapshot::{Frame, FrameKind};
 const MAX_FILES: usize = 48;
 /// Bytes of debug information of the files kept, but for the last one: reading takes a third
 /// of it as memory of our own.
-const MAX_DEBUG: u64 = 96 << 20;
+const MAX_DEBUG: u64 = 32 << 20;
 /// A file that nothing was named in for this long is closed: an open file keeps its file
 /// system from being unmounted.
 const CLOSE_AFTER: Duration = Duration::from_secs(60);
