@@ -29,6 +29,9 @@ globals! {
     OFF_TASK_MM = task_mm;
     OFF_TASK_COMM = task_comm;
     OFF_TASK_SIGNAL = task_signal;
+    OFF_TASK_CRED = task_cred;
+    /// Offset of `uid` in `cred`.
+    OFF_CRED_UID = cred_uid;
     /// Offset of `live` in `signal_struct`.
     OFF_SIGNAL_LIVE = signal_live;
     /// Offsets on the way from `mm_struct` to the trampoline of return probes.

@@ -4,6 +4,8 @@
 //! `sched_process_fork(parent, child)`, `sched_process_exit(p, group_dead)` (6.18; before,
 //! `sched_process_exit(p)`), `sched_process_free(p)`.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
 use memtrace_common::{ProcessEntry, ProcessFlags};
 
@@ -11,7 +13,7 @@ use crate::{
     call_books::Caller,
     globals,
     inflight::Inflight,
-    maps::PROCESSES,
+    maps::{PROCESSES, TRACED},
     nested::drop_all,
     process::{self, end, forget_identity, forget_thread, refresh_flags, report},
     task::Task,
@@ -102,8 +104,55 @@ pub fn mt_exit(ctx: BtfTracePointContext) -> i32 {
     };
     if last {
         end(entry);
+        if globals::only_traced() != 0 {
+            // Its id may be given to a stranger.
+            let _ = TRACED.remove(key.tgid);
+        }
     }
     0
+}
+
+/// The context of a `bpf_iter__task` program (kernel/bpf/task_iter.c).
+#[repr(C)]
+pub struct TaskIteration {
+    meta: *const c_void,
+    task: *const u8,
+}
+
+/// Run by user space over all tasks, after it has said whom to trace: notes those processes,
+/// so that one that does nothing is on the books too.
+///
+/// # Safety
+///
+/// The kernel passes a context of this kind.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+pub unsafe extern "C" fn mt_note_traced(context: *const TaskIteration) -> i32 {
+    // SAFETY: the verifier checks the access to the context.
+    let task = unsafe { core::ptr::read_volatile(&raw const (*context).task) };
+    if !task.is_null() {
+        note_traced(Task(task));
+    }
+    0
+}
+
+#[inline(always)]
+fn note_traced(task: Task) {
+    if task.pid() != task.tgid() || TRACED.get_ptr(task.tgid()).is_none() {
+        return;
+    }
+    let key = task.process_key();
+    if PROCESSES.get_ptr(&key).is_some() {
+        return;
+    }
+    let Some(entry) = process::create(task, &key, 0, 0, 0) else { return };
+    // SAFETY: a checked map value. What is asked about the running thread is about memtrace.
+    unsafe {
+        (*entry).cgroup = 0;
+        (*entry).uid = task.uid();
+        (*entry).version += 1;
+    }
+    report(entry);
 }
 
 #[inline(always)]

@@ -102,13 +102,12 @@ pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> I
     // SAFETY: a checked map value.
     let count = unsafe { &raw mut (*control).call_live };
     // SAFETY: as above; a plain read of a count that others add to.
-    if unsafe { core::ptr::read_volatile(count) } >= globals::call_live_limit() {
-        return Inserted::Full;
-    }
-    if CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok() {
+    let room = unsafe { core::ptr::read_volatile(count) } < globals::call_live_limit();
+    if room && CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok() {
         atomic::add(count, 1);
         return Inserted::New;
     }
+    // What is in the map already needs no room: an inner allocation gets its outer name.
     if let Some(found) = CALL_LIVE.get_ptr_mut(key) {
         // SAFETY: a checked map value. The library has just given this address to us.
         unsafe {

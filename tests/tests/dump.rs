@@ -52,8 +52,9 @@ fn every_key_of_the_dump_is_there_and_unknown_is_null() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn bytes_that_are_not_utf8_are_escaped_and_not_dropped() -> Result<()> {
     use std::os::unix::ffi::OsStrExt;
-    let daemon = Daemon::start()?;
-    let client = fixture::build(Variant::Plain)?.client();
+    let fixtures = fixture::build(Variant::Plain)?;
+    let daemon = Daemon::start_knowing(&fixtures)?;
+    let client = fixtures.client();
     let mut command = Command::new(client);
     command.arg0(std::ffi::OsStr::from_bytes(b"name-\xff-of-nobody"));
     let mut running = Running::start_talking(command.args(["kinds", "--hold"]))?;
@@ -68,8 +69,9 @@ fn bytes_that_are_not_utf8_are_escaped_and_not_dropped() -> Result<()> {
 
 /// A daemon with a client on its books that holds memory at nine sites.
 fn watched() -> Result<(Daemon, Running)> {
-    let daemon = Daemon::start()?;
-    let client = fixture::build(Variant::Plain)?.client();
+    let fixtures = fixture::build(Variant::Plain)?;
+    let daemon = Daemon::start_knowing(&fixtures)?;
+    let client = fixtures.client();
     let mut client = Running::start_talking(Command::new(client).args(["kinds", "--hold"]))?;
     let truth = Truth::parse(client.read_json()?)?;
     daemon.dump_until("the client", Duration::from_secs(20), |dump| {

@@ -104,7 +104,7 @@ fn a_vfork_child_that_executes_closes_nothing_of_its_parents() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_leader_that_ends_early_is_no_end_of_its_process() -> Result<()> {
-    let daemon = Daemon::start()?;
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
     let mut client = held(&["leader"])?;
     let pid = client.pid();
     for expected in [8, 6] {
@@ -129,7 +129,7 @@ fn a_leader_that_ends_early_is_no_end_of_its_process() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_process_killed_in_the_middle_is_closed() -> Result<()> {
-    let daemon = Daemon::start()?;
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
     let mut client = held(&["kinds"])?;
     let truth = Truth::parse(client.read_json()?)?;
     let pid = client.pid();

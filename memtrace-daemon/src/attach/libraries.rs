@@ -415,5 +415,4 @@ impl<P: Prober> Libraries<P> {
 }
 
 #[cfg(test)]
-#[path = "libraries_tests.rs"]
 mod tests;

@@ -113,7 +113,8 @@ fn wait(mut child: Child) -> std::io::Result<ExitStatus> {
 
 /// Lets a process that waits to become the command end instead.
 fn abandon(launched: Launched) {
-    let Launched { mut child, .. } = launched;
+    let Launched { mut child, go, failed } = launched;
+    drop((go, failed));
     // It reads the end of its pipe and ends; this only takes its status away.
     let _ = child.wait();
 }

@@ -35,7 +35,7 @@ use crate::{
         policy::CgroupPolicy,
         task::{Engine, Parts, Request, nothing_yet},
     },
-    host::{Host, clock::ClockAnchor, identity},
+    host::{Host, clock, identity},
     intake::Reader,
     ledger::LedgerConfig,
     record::{Observation, Record},
@@ -169,7 +169,7 @@ impl Session {
             attacher: attacher.clone(),
             policy: cgroups,
             exact_sites,
-            attached_at: ClockAnchor::now(),
+            attached_at: clock::anchor(),
             host_info,
             core: CoreConfig {
                 domains: options.domains.clone(),

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use memtrace_common::{Domain, RecordKind};
 
 use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
-use crate::record::{RawStack, Record};
+use crate::record::{Anchor, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot};
 use crate::verdict::{Surroundings, Traffic, VerdictConfig, Verdicts};
 
@@ -33,37 +33,6 @@ pub struct Setting {
     pub attached_at: Timestamp,
     /// The host.
     pub host: HostInfo,
-}
-
-/// One moment on three clocks.
-#[derive(Clone, Copy, Debug)]
-pub struct Anchor {
-    /// By the wall clock.
-    pub wall: Timestamp,
-    /// CLOCK_MONOTONIC, ns.
-    pub monotonic_ns: u64,
-    /// CLOCK_BOOTTIME, ns.
-    pub boot_ns: u64,
-}
-
-impl Anchor {
-    /// The wall-clock time of a monotonic one.
-    #[must_use]
-    pub fn wall_of_monotonic(&self, monotonic_ns: u64) -> Timestamp {
-        self.shift(monotonic_ns, self.monotonic_ns)
-    }
-
-    /// The wall-clock time of a time since boot.
-    #[must_use]
-    pub fn wall_of_boot(&self, boot_ns: u64) -> Timestamp {
-        self.shift(boot_ns, self.boot_ns)
-    }
-
-    fn shift(&self, ns: u64, from_ns: u64) -> Timestamp {
-        let distance = i128::from(ns) - i128::from(from_ns);
-        let distance = i64::try_from(distance).unwrap_or(i64::MAX);
-        self.wall.saturating_add(SignedDuration::from_nanos(distance)).unwrap_or(self.wall)
-    }
 }
 
 /// The pure part of the engine.

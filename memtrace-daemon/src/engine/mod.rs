@@ -20,5 +20,6 @@ mod stack_rules;
 pub mod task;
 #[cfg(test)]
 mod tests;
+mod todo;
 
-pub use core::{Anchor, Core, CoreConfig, Setting};
+pub use core::{Core, CoreConfig, Setting};

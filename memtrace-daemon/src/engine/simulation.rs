@@ -13,10 +13,10 @@ use memtrace_common::{
 
 use rustc_hash::FxHashMap;
 
-use super::{Anchor, Core, CoreConfig, Setting};
+use super::{Core, CoreConfig, Setting};
 use crate::catalog;
 use crate::ledger::{Effects, LedgerConfig, of_account, of_totals};
-use crate::record::{Observation, RawStack, Record, StackLabel};
+use crate::record::{Anchor, Observation, RawStack, Record, StackLabel};
 use crate::snapshot::{Frame, HostInfo, Snapshot, Terms};
 
 pub(super) const SECOND: u64 = 1_000_000_000;

@@ -14,21 +14,22 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use jiff::Timestamp;
-use memtrace_common::{LossCause, LossCounter, TotalsKey};
+use memtrace_common::{LossCause, LossCounter};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{Anchor, Core, CoreConfig, Setting, policy::CgroupPolicy};
+use super::{
+    Core, CoreConfig, Setting,
+    policy::CgroupPolicy,
+    todo::{Todo, report},
+};
 use crate::{
-    attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
-    catalog,
-    host::{self, Host, ProcessAsk, clock::ClockAnchor},
+    attach::{thread::AttachThread, tracer::Tracer},
+    host::{self, Host, ProcessAsk},
     intake::Reader,
-    ledger::{AccountBooks, Effects},
-    record::{Observation, Record, StackLabel},
+    record::{Anchor, Observation, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -37,6 +38,8 @@ use crate::{
 const DRAIN_EVERY: Duration = Duration::from_millis(20);
 /// Records taken at a time before the engine looks at its other work.
 const DRAIN_LIMIT: usize = 50_000;
+/// Times that so many are taken before a flush goes on although more come.
+const DRAIN_ROUNDS: u32 = 20;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// How often a snapshot is published although nobody asked.
@@ -83,7 +86,7 @@ pub struct Parts {
     /// Kernel functions whose call sites are followed by whole stacks.
     pub exact_sites: Vec<String>,
     /// When the probes were attached.
-    pub attached_at: ClockAnchor,
+    pub attached_at: Anchor,
     /// The host.
     pub host_info: HostInfo,
     /// What the core is to do.
@@ -179,20 +182,37 @@ impl Engine {
         }
     }
 
-    /// Takes in answers until all stacks are named and all processes described.
+    /// Takes in answers until the stacks that have no name now are named and the processes that
+    /// nobody has described now are described. What comes meanwhile is not waited for.
     async fn wait_for_names(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
-        while self.core.unnamed().next().is_some() || !self.unfamiliar.is_empty() {
-            self.ask_again();
-            let wait = Duration::from_millis(100).min(deadline.duration_since(Instant::now()));
-            match tokio::time::timeout(wait, self.parts.records.recv()).await {
-                Ok(Some(record)) => self.apply(&record),
-                Ok(None) => return,
-                Err(_) if Instant::now() >= deadline => return,
-                Err(_) => {}
+        let mut nameless: Vec<StackKey> = self.core.unnamed().map(|stack| stack.key).collect();
+        let mut unknown: Vec<u32> = self.unfamiliar.keys().copied().collect();
+        self.ask_again();
+        loop {
+            nameless.retain(|key| self.core.ledger().stacks().digest(*key).is_none());
+            unknown.retain(|serial| self.unfamiliar.contains_key(serial));
+            if (nameless.is_empty() && unknown.is_empty()) || Instant::now() >= deadline {
+                return;
             }
-            while let Ok(record) = self.parts.records.try_recv() {
+            // The ring fills meanwhile.
+            self.drain();
+            if let Ok(Some(record)) =
+                tokio::time::timeout(DRAIN_EVERY, self.parts.records.recv()).await
+            {
                 self.apply(&record);
+                while let Ok(record) = self.parts.records.try_recv() {
+                    self.apply(&record);
+                }
+            }
+        }
+    }
+
+    /// Takes out of the ring what is there, but not for ever what comes meanwhile.
+    fn drain_all(&mut self) {
+        for _ in 0..DRAIN_ROUNDS {
+            if !self.drain() {
+                return;
             }
         }
     }
@@ -222,9 +242,9 @@ impl Engine {
     /// Has the kernel side send what has changed, and takes all of it in.
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
-        while self.drain() {}
+        self.drain_all();
         report("flush the kernel's counters", self.parts.tracer.flush());
-        while self.drain() {}
+        self.drain_all();
         self.look_for_loss();
         if self.reconcile {
             self.read_live_ids();
@@ -255,7 +275,7 @@ impl Engine {
         let now_ns = host::clock::monotonic_ns();
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
-                while self.drain() {}
+                self.drain_all();
                 self.reconcile = false;
                 let observation = Observation::LiveIds { next_id, ids };
                 self.apply(&Record::Observation { now_ns, observation });
@@ -289,13 +309,9 @@ impl Engine {
     }
 
     fn picture(&self) -> Arc<Snapshot> {
-        let anchor = ClockAnchor::now();
+        let anchor = host::clock::anchor();
         let setting = Setting {
-            anchor: Anchor {
-                wall: anchor.wall,
-                monotonic_ns: anchor.monotonic_ns,
-                boot_ns: anchor.boot_ns,
-            },
+            anchor,
             attached_at: self.parts.attached_at.wall,
             host: self.parts.host_info.clone(),
         };
@@ -309,144 +325,10 @@ impl Engine {
     }
 }
 
-/// What is needed to do what the books ask for.
-struct Todo<'a> {
-    tracer: &'a mut Tracer,
-    stacks: &'a Stacks,
-    host: &'a Host,
-    unfamiliar: &'a mut HashMap<u32, ProcessAsk>,
-    policy: &'a CgroupPolicy,
-    exact_sites: &'a [String],
-    attached_at: &'a ClockAnchor,
-}
-
-impl Todo<'_> {
-    fn apply(&mut self, core: &mut Core, record: &Record) {
-        match record {
-            // Before stacks of the process are asked for.
-            Record::Process { entry, .. } => self.stacks.process(entry),
-            Record::Observation { observation, .. } => self.described(core, observation),
-            _ => {}
-        }
-        let effects = core.apply(record);
-        if !effects.is_empty() {
-            self.carry_out(core, effects);
-        }
-        if let Record::Stack(label) = record
-            && !self.exact_sites.is_empty()
-        {
-            self.promote(core, label);
-        }
-    }
-
-    /// A call site has its name: it may be one that is to be followed exactly from now on.
-    fn promote(&mut self, core: &Core, label: &StackLabel) {
-        let [frame] = &*label.frames else { return };
-        let Some(symbol) = &frame.symbol else { return };
-        if !self.exact_sites.contains(symbol) {
-            return;
-        }
-        let netted = |books: &&AccountBooks| {
-            books.account.key.detail == 0 && books.identity() == Some(label.key)
-        };
-        let named = core.ledger().accounts().find(netted);
-        if let Some(books) = named {
-            let call_site = books.account.key.call_site;
-            report("follow a call site exactly", self.tracer.promote(call_site));
-        }
-    }
-
-    /// Facts about a process have come: its cgroup may decide whether it is booked.
-    fn described(&mut self, core: &Core, observation: &Observation) {
-        let Observation::ProcessFacts { serial, cgroup, .. } = observation else { return };
-        self.unfamiliar.remove(serial);
-        let entry = core.ledger().process(*serial).and_then(|process| process.entry);
-        if let (Some(entry), Some(cgroup)) = (entry, cgroup)
-            && let Some(include) = self.policy.says(cgroup)
-        {
-            report(
-                "set the policy of a process",
-                self.tracer.set_process_policy(entry.key, include),
-            );
-        }
-    }
-
-    fn carry_out(&mut self, core: &mut Core, effects: Effects) {
-        let Effects {
-            stacks,
-            unfamiliar,
-            delete_accounts,
-            settle_spaces,
-            sweep_spaces,
-            forget_processes,
-        } = effects;
-        for stack in stacks {
-            // A stack that finds no room is asked for again.
-            let _ = self.stacks.request(stack);
-        }
-        for process in unfamiliar {
-            let entry = core.ledger().process(process.serial).and_then(|process| process.entry);
-            let start_ns = entry.map(|entry| entry.key.start_ns);
-            let ask = ProcessAsk {
-                serial: process.serial,
-                tgid: process.tgid,
-                start_ns,
-                before_attach: start_ns.is_some_and(|start| start < self.attached_at.boot_ns),
-            };
-            self.unfamiliar.insert(process.serial, ask);
-            // One that finds no room is asked for again.
-            let _ = self.host.ask(ask);
-        }
-        let time_ns = host::clock::monotonic_ns();
-        for (slot, key) in delete_accounts {
-            match self.tracer.delete_account(slot, &key) {
-                Ok(Some(account)) => self.apply(core, &Record::Account { time_ns, account }),
-                Ok(None) => {}
-                Err(error) => report("delete an account", Err(error)),
-            }
-        }
-        for space in settle_spaces {
-            self.settle(core, space);
-        }
-        for space in sweep_spaces {
-            self.stacks.forget(space);
-            report("sweep a closed address space", self.tracer.sweep(space));
-        }
-        for (key, _) in forget_processes {
-            report("forget a process", self.tracer.forget_process(&key));
-        }
-    }
-
-    /// Takes the last counters of a closed address space in, and deletes them in the kernel.
-    fn settle(&mut self, core: &mut Core, space: u32) {
-        let time_ns = host::clock::monotonic_ns();
-        for function in catalog::library_functions() {
-            let key = TotalsKey { space, function: u32::from(function.id) };
-            match self.tracer.delete_totals(&key) {
-                Ok(Some(totals)) => self.apply(core, &Record::Totals { time_ns, key, totals }),
-                Ok(None) => {}
-                Err(error) => return report("settle a closed address space", Err(error)),
-            }
-        }
-    }
-}
-
-/// Says what failed. The books stay right: what was not done is asked for again or stays.
-fn report(what: &str, result: Result<(), TracerError>) {
-    if let Err(error) = result {
-        tracing::warn!("cannot {what}: {error}");
-    }
-}
-
 /// A picture of nothing, for before the engine has started.
 #[must_use]
-pub fn nothing_yet(host: HostInfo) -> Snapshot {
-    let anchor = ClockAnchor::now();
-    let (wall, monotonic_ns, boot_ns) = (anchor.wall, anchor.monotonic_ns, anchor.boot_ns);
-    let setting = Setting {
-        anchor: Anchor { wall, monotonic_ns, boot_ns },
-        attached_at: Timestamp::now(),
-        host,
-    };
-    Core::new(CoreConfig::default()).snapshot(monotonic_ns, &setting)
+pub fn nothing_yet(host_info: HostInfo) -> Snapshot {
+    let anchor = host::clock::anchor();
+    let setting = Setting { anchor, attached_at: anchor.wall, host: host_info };
+    Core::new(CoreConfig::default()).snapshot(anchor.monotonic_ns, &setting)
 }

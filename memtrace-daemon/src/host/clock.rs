@@ -1,71 +1,28 @@
-//! The kernel's clocks, and moving times from one to another. Records carry monotonic ns,
-//! process starts are ns since boot (which counts suspended time), reports use wall time.
+//! Reading the kernel's clocks.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
-/// One moment on three clocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClockAnchor {
-    /// `CLOCK_MONOTONIC`, ns.
-    pub monotonic_ns: u64,
-    /// `CLOCK_BOOTTIME`, ns.
-    pub boot_ns: u64,
-    /// `CLOCK_REALTIME`.
-    pub wall: Timestamp,
-}
+use crate::record::Anchor;
 
-impl ClockAnchor {
-    /// Reads all three together: the tightest of a few tries, so that being preempted between
-    /// two readings does not shift one against another.
-    #[must_use]
-    pub fn now() -> Self {
-        let once = || {
-            let before = monotonic_ns();
-            let (boot_ns, wall) = (boot_ns(), Timestamp::now());
-            let spread = monotonic_ns() - before;
-            (spread, Self { monotonic_ns: before + spread / 2, boot_ns, wall })
-        };
-        let mut best = once();
-        for _ in 0..4 {
-            let next = once();
-            if next.0 < best.0 {
-                best = next;
-            }
+/// Reads all three clocks together: the tightest of a few tries, so that being preempted
+/// between two readings does not shift one against another.
+#[must_use]
+pub fn anchor() -> Anchor {
+    let once = || {
+        let before = monotonic_ns();
+        let (boot_ns, wall) = (boot_ns(), Timestamp::now());
+        let spread = monotonic_ns() - before;
+        (spread, Anchor { monotonic_ns: before + spread / 2, boot_ns, wall })
+    };
+    let mut best = once();
+    for _ in 0..4 {
+        let next = once();
+        if next.0 < best.0 {
+            best = next;
         }
-        best.1
     }
-
-    /// Wall time of a monotonic time.
-    #[must_use]
-    pub fn wall_of_monotonic(&self, monotonic_ns: u64) -> Timestamp {
-        self.wall_of(self.monotonic_ns, monotonic_ns)
-    }
-
-    /// Wall time of a time since boot.
-    #[must_use]
-    pub fn wall_of_boot(&self, boot_ns: u64) -> Timestamp {
-        self.wall_of(self.boot_ns, boot_ns)
-    }
-
-    /// Monotonic time of a time since boot; 0 for what was before the clock began.
-    #[must_use]
-    pub const fn monotonic_of_boot(&self, boot_ns: u64) -> u64 {
-        (self.monotonic_ns + boot_ns).saturating_sub(self.boot_ns)
-    }
-
-    /// Time since boot of a monotonic time.
-    #[must_use]
-    pub const fn boot_of_monotonic(&self, monotonic_ns: u64) -> u64 {
-        (self.boot_ns + monotonic_ns).saturating_sub(self.monotonic_ns)
-    }
-
-    fn wall_of(&self, anchor_ns: u64, ns: u64) -> Timestamp {
-        let difference = i128::from(ns) - i128::from(anchor_ns);
-        let difference = i64::try_from(difference).unwrap_or(i64::MAX);
-        // Only times that no clock of a running machine shows are out of range.
-        self.wall.checked_add(SignedDuration::from_nanos(difference)).unwrap_or(self.wall)
-    }
+    best.1
 }
 
 /// `CLOCK_MONOTONIC`, ns.
@@ -91,22 +48,10 @@ fn read(clock: ClockId) -> u64 {
 mod tests {
     use super::*;
 
-    const ANCHOR: ClockAnchor =
-        ClockAnchor { monotonic_ns: 1_000, boot_ns: 5_000, wall: Timestamp::UNIX_EPOCH };
-
-    #[test]
-    fn times_move_between_clocks() {
-        assert_eq!(ANCHOR.monotonic_of_boot(5_100), 1_100);
-        assert_eq!(ANCHOR.monotonic_of_boot(10), 0);
-        assert_eq!(ANCHOR.boot_of_monotonic(900), 4_900);
-        assert_eq!(ANCHOR.wall_of_monotonic(1_500).as_nanosecond(), 500);
-        assert_eq!(ANCHOR.wall_of_boot(4_000).as_nanosecond(), -1_000);
-    }
-
     #[test]
     fn an_anchor_lies_between_readings() {
         let (before, wall) = (monotonic_ns(), Timestamp::now());
-        let anchor = ClockAnchor::now();
+        let anchor = anchor();
         assert!(before <= anchor.monotonic_ns && anchor.monotonic_ns <= monotonic_ns());
         assert!(wall <= anchor.wall && anchor.wall <= Timestamp::now());
         assert!(anchor.boot_ns <= boot_ns());

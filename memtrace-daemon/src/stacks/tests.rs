@@ -244,6 +244,11 @@ fn another_process_with_the_same_id_is_not_taken_for_it() {
 
 #[test]
 fn a_copy_with_an_odd_path_is_named_with_lines() {
+    if std::env::var_os(WAIT).is_some() {
+        // This is the copy: it is looked at until its input ends.
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+        return;
+    }
     name_in_a_copy(false);
 }
 
@@ -269,8 +274,7 @@ fn name_in_a_copy(deleted: bool) {
     std::fs::create_dir_all(&folder).unwrap();
     let copy = folder.join("a copy (deleted)");
     std::fs::copy("/proc/self/exe", &copy).unwrap();
-    let wait = "stacks::tests::waits_for_its_input";
-    let arguments = ["--exact", wait, "--ignored"];
+    let arguments = ["--exact", "stacks::tests::a_copy_with_an_odd_path_is_named_with_lines"];
     let child = Waiting::start(Command::new(&copy).args(arguments).env(WAIT, "1"));
     let row = child.row(OsStr::new("a copy (deleted)"));
     let same = own_row.file_offset(address) - row.offset + row.start;
@@ -285,15 +289,6 @@ fn name_in_a_copy(deleted: bool) {
     assert!(frame.symbol.as_ref().is_some_and(|s| s.ends_with("tests::landmark")), "{frame:?}");
     assert_eq!(frame.line, Some(line));
     assert_eq!(frame.module.as_deref(), copy.to_str());
-}
-
-#[test]
-#[ignore = "a program that another test runs: it ends when its input does"]
-fn waits_for_its_input() {
-    if std::env::var_os(WAIT).is_none() {
-        return;
-    }
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
 }
 
 #[test]

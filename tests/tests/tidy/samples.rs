@@ -67,6 +67,8 @@ fn each_habit_is_missed_where_it_is_broken() {
     assert_eq!(habits(path, "#[allow(dead_code)] fn f() {}"), [2]);
     assert_eq!(habits(path, "#[ignore] #[test] fn f() {}"), [2]);
     assert_eq!(habits("tests/tests/x.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}"), [3]);
+    let vague = "#[test]\n#[ignore = \"needs : cargo xtask test\"]\nfn f() {}";
+    assert_eq!(habits("tests/tests/x.rs", vague), [3]);
     assert_eq!(habits("memtrace-ebpf/src/x.rs", "fn f() { unsafe { g() } }"), [2]);
     assert_eq!(habits(path, &"\n".repeat(499)), [500]);
     let undocumented = Source::new(path, "fn f() {}");
@@ -83,8 +85,11 @@ fn habits_that_are_kept_are_no_violations() {
     ] {
         assert!(habits(path, text).is_empty(), "{text}");
     }
-    let ignored = "#[test]\n#[ignore = \"needs root: cargo xtask test\"]\nfn f() { x.unwrap(); }";
-    assert!(habits("tests/tests/x.rs", ignored).is_empty());
+    for need in ["root", "promtool"] {
+        let reason = format!("#[ignore = \"needs {need}: cargo xtask test\"]");
+        let ignored = format!("#[test]\n{reason}\nfn f() {{ x.unwrap(); }}");
+        assert!(habits("tests/tests/x.rs", &ignored).is_empty());
+    }
     let safe = "fn f() {\n // SAFETY: it is.\n unsafe { g() }\n}\nunsafe fn g() {}";
     assert!(habits("memtrace-ebpf/src/x.rs", safe).is_empty());
 }

@@ -16,6 +16,10 @@ use crate::snapshot::{OWN_PROBES, Process, Site, Snapshot};
 const SHOWN: usize = 10;
 /// Sites of each that are shown.
 const SITES: usize = 3;
+/// Rows whose sites are shown whatever their size; below, only those that are worth it.
+const DETAILED: usize = 3;
+/// Kernel memory below this is what any end of a process leaves behind for a while, bytes.
+const WORTH_A_STACK: u64 = 4_096;
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> {
     let ended: Vec<&Process> = snapshot.processes.iter().filter(|process| process.ended).collect();
@@ -60,9 +64,11 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     for head in lines.by_ref().take(1) {
         page.line(&head)?;
     }
-    for (line, (process, name, _)) in lines.zip(&kept) {
+    for (index, (line, (process, name, held))) in lines.zip(&kept).enumerate() {
         page.line(&line)?;
-        sites(snapshot, process, name, page)?;
+        if index < DETAILED || *name != "kernel" || held.bytes >= WORTH_A_STACK {
+            sites(snapshot, process, name, page)?;
+        }
     }
     match kept.len().saturating_sub(SHOWN) {
         0 => {}

@@ -90,6 +90,9 @@ fn title(snapshot: &Snapshot) -> String {
     )
 }
 
+/// A whole command line can be megabytes; so much of it is enough to know it by.
+const WIDEST_COMMAND: usize = 72;
+
 /// What a person calls a process: its command line without the directory, else its name.
 fn called(process: &Process) -> String {
     let line = process.cmdline.as_deref().map(str::trim).filter(|line| !line.is_empty());
@@ -102,8 +105,7 @@ fn called(process: &Process) -> String {
         None => process.comm.clone(),
     };
     let name = escape(name.trim_end()).into_owned();
-    // A whole command line can be megabytes; 200 columns are enough to know it by.
-    let name = super::escape::fit(&name, 200).into_owned();
+    let name = super::escape::fit(&name, WIDEST_COMMAND).into_owned();
     if process.ended { format!("{name} (ended)") } else { name }
 }
 

@@ -290,5 +290,4 @@ fn growth(row: &Row, seen: Option<&Seen>, renamed: &mut HashMap<RowKey, Counters
 }
 
 #[cfg(test)]
-#[path = "counters_tests.rs"]
 mod tests;

@@ -4,12 +4,16 @@
 //! All times are monotonic nanoseconds unless a name says otherwise. A stream of these
 //! records, replayed, gives the same books and the same findings.
 
+mod anchor;
+
 use std::sync::Arc;
 
 use memtrace_common::{
     Account, AllocationRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter,
     ProcessEntry, Totals, TotalsKey,
 };
+
+pub use anchor::Anchor;
 
 use crate::snapshot::{CoverageRow, Frame};
 

@@ -1,0 +1,134 @@
+//! Frames of stacks, shared between the stacks that have them in common.
+
+use std::ops::Index;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+/// The frames of a stack, innermost first. Shared: a clone costs nothing, and stacks that have
+/// frames in common hold them once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frames(Arc<[Arc<Frame>]>);
+
+impl Frames {
+    /// Frames in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Frame> + ExactSizeIterator {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
+    /// The frame at a position.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&Frame> {
+        self.0.get(index).map(AsRef::as_ref)
+    }
+
+    /// Whether anybody else holds the same frames.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// The innermost frame.
+    #[must_use]
+    pub fn first(&self) -> Option<&Frame> {
+        self.get(0)
+    }
+
+    /// How many frames.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self(Arc::from([]))
+    }
+}
+
+impl FromIterator<Arc<Frame>> for Frames {
+    fn from_iter<I: IntoIterator<Item = Arc<Frame>>>(frames: I) -> Self {
+        Self(frames.into_iter().collect())
+    }
+}
+
+impl FromIterator<Frame> for Frames {
+    fn from_iter<I: IntoIterator<Item = Frame>>(frames: I) -> Self {
+        Self(frames.into_iter().map(Arc::new).collect())
+    }
+}
+
+impl From<Vec<Frame>> for Frames {
+    fn from(frames: Vec<Frame>) -> Self {
+        frames.into_iter().collect()
+    }
+}
+
+impl<'a> IntoIterator for &'a Frames {
+    type Item = &'a Frame;
+    type IntoIter =
+        std::iter::Map<std::slice::Iter<'a, Arc<Frame>>, fn(&'a Arc<Frame>) -> &'a Frame>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter().map(AsRef::as_ref)
+    }
+}
+
+impl Index<usize> for Frames {
+    type Output = Frame;
+
+    #[expect(clippy::indexing_slicing, reason = "this is what indexing means; callers are linted")]
+    fn index(&self, index: usize) -> &Frame {
+        &self.0[index]
+    }
+}
+
+impl Serialize for Frames {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self)
+    }
+}
+
+/// One frame of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Frame {
+    /// `kernel`, `native` or `python`.
+    pub kind: FrameKind,
+    /// Function name, demangled.
+    pub symbol: Option<String>,
+    /// File that holds the code, or the kernel module.
+    pub module: Option<String>,
+    /// Build id of the module, hex.
+    pub build_id: Option<String>,
+    /// Native: offset in the file; kernel: offset in the symbol. Bytes.
+    pub offset: Option<u64>,
+    /// Source file.
+    pub file: Option<String>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Whether the function is inlined into the next frame.
+    pub inlined: bool,
+    /// Whether the frame belongs to an allocator rather than to its user.
+    pub allocator: bool,
+    /// Why the frame has no name.
+    pub reason: Option<String>,
+}
+
+/// Which kind of code a frame is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FrameKind {
+    /// Kernel code.
+    Kernel,
+    /// Compiled user code.
+    #[default]
+    Native,
+    /// An interpreter's frame.
+    Python,
+}
