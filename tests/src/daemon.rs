@@ -103,6 +103,7 @@ impl Daemon {
         command.arg("daemon").args(["--listen", &address]);
         command.arg("--socket").arg(scratch.join("socket"));
         command.arg("--state-dir").arg(scratch.path());
+        command.env("SCRATCH", scratch.path());
         if let Some(text) = &options.configuration {
             command.arg("--config").arg(scratch.write("memtrace.toml", text)?);
         }
