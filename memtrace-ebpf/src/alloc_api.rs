@@ -8,6 +8,8 @@
 //! Return probes go only on C functions that can neither throw nor call back into code that
 //! can (see the catalog); this file relies on nothing else about them.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
     EbpfContext,
     bindings::pt_regs,
@@ -66,12 +68,12 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         lost(LossCause::InflightFull, 0);
         return None;
     }
-    let caller = Caller { context: ctx.as_ptr(), space: identity.space, serial: identity.serial };
+    let context = ctx.as_ptr();
     let stack_pointer = arch::stack_pointer(regs);
     // SAFETY: the helper checks the address.
     let return_address = unsafe { bpf_probe_read_user(stack_pointer as *const u64) }.unwrap_or(0);
 
-    drop_below(&caller, inflight, stack_pointer);
+    drop_below(context, inflight, stack_pointer);
     // SAFETY: checked task storage.
     unsafe {
         let depth = (*inflight).depth;
@@ -86,7 +88,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
                 }
                 let trampoline = task.uprobe_trampoline();
                 if trampoline == 0 || return_address != trampoline {
-                    abandon(&caller, top);
+                    abandon(context, top);
                     (*inflight).depth = depth - 1;
                 }
             }
@@ -104,6 +106,8 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).size_a = arch::argument(regs, spec.size_a);
         (*frame).size_b = arch::argument(regs, spec.size_b);
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
+        (*frame).space = identity.space;
+        (*frame).serial = identity.serial;
         (*frame).folds = u32::from(spec.folds);
         (*frame).flags = 0;
         (*frame).pending = [Pending::NONE; PENDING_INNER];
@@ -112,7 +116,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
                 return None;
             }
             (*frame).flags = Frame::FREE;
-            set_aside(inflight, depth, spec, caller.space);
+            set_aside(inflight, depth, spec, identity.space);
         }
         (*inflight).depth = depth + 1;
     }
@@ -151,12 +155,11 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
     if inflight.is_null() {
         return None;
     }
-    let identity = process::current(task)?;
-    let caller = Caller { context: ctx.as_ptr(), space: identity.space, serial: identity.serial };
+    let context = ctx.as_ptr();
     // SAFETY: a helper on the program's own context.
-    let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    let cookie = unsafe { bpf_get_attach_cookie(context) };
     let stack_pointer = arch::stack_pointer(regs).wrapping_sub(arch::RETURN_POPS);
-    drop_below(&caller, inflight, stack_pointer);
+    drop_below(context, inflight, stack_pointer);
     // SAFETY: checked task storage.
     unsafe {
         let depth = (*inflight).depth;
@@ -170,6 +173,7 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         }
         // The frame stays readable: nothing else of this thread runs until this program is done.
         (*inflight).depth = depth - 1;
+        let caller = Caller { context, space: (*frame).space, serial: (*frame).serial };
         let function = u32::from(cookie_function(cookie));
         let spec = FUNCTIONS.get(function)?;
         let value = arch::return_value(regs);
@@ -260,18 +264,21 @@ unsafe fn finish_allocation(
             let place = &raw mut (*frame).pending[index & (PENDING_INNER - 1)];
             if (*place).pointer == pointer {
                 if (*place).entered != 0
-                    && let Some(inner) = CALL_LIVE.get_ptr(&key)
+                    && let Some(inner) = CALL_LIVE.get_ptr_mut(&key)
                     && (*inner).function & CallLive::PENDING != 0
                 {
+                    // It is in the live map already, and only changes its name and its size.
+                    *place = Pending::NONE;
                     entry.id = (*inner).id;
+                    *inner = entry;
+                    settled(caller, &key, &entry);
+                    return;
                 }
                 *place = Pending::NONE;
             }
             index += 1;
         }
-        if entry.id == 0 {
-            entry.id = next_id();
-        }
+        entry.id = next_id();
         allocated(caller, &key, &entry);
     }
 }
@@ -425,7 +432,7 @@ fn restore(caller: &Caller, key: &CallLiveKey, taken: &CallLive) {
 
 /// Drops frames whose stack pointer lies below: their functions were left without a return.
 #[inline(always)]
-fn drop_below(caller: &Caller, inflight: *mut Inflight, stack_pointer: u64) {
+fn drop_below(context: *mut c_void, inflight: *mut Inflight, stack_pointer: u64) {
     let mut round = 0;
     while round < INFLIGHT_DEPTH {
         // SAFETY: checked task storage.
@@ -438,7 +445,7 @@ fn drop_below(caller: &Caller, inflight: *mut Inflight, stack_pointer: u64) {
             if (*top).stack_pointer >= stack_pointer {
                 return;
             }
-            abandon(caller, top);
+            abandon(context, top);
             (*inflight).depth = depth - 1;
         }
         round += 1;
@@ -447,10 +454,11 @@ fn drop_below(caller: &Caller, inflight: *mut Inflight, stack_pointer: u64) {
 
 /// Counts a call whose return was not seen, and settles what it held.
 #[inline(never)]
-pub fn abandon(caller: &Caller, frame: *mut Frame) {
+pub fn abandon(context: *mut c_void, frame: *mut Frame) {
     lost(LossCause::MissedReturn, 0);
     // SAFETY: checked task storage.
     unsafe {
+        let caller = &Caller { context, space: (*frame).space, serial: (*frame).serial };
         let Some(spec) = FUNCTIONS.get(u32::from(cookie_function((*frame).cookie))) else { return };
         let class = u32::from(spec.class);
         settle_pending(caller, frame, class);

@@ -72,12 +72,7 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
         let mut old = CallLive::NONE;
         match insert_call(key, entry, &mut old) {
             Inserted::New => {}
-            Inserted::Replaced => {
-                // With the same id it is the call's own inner allocation, under its outer name now.
-                if old.id != entry.id {
-                    left(caller, key, &old, FreeReason::FreedUnseen);
-                }
-            }
+            Inserted::Replaced => left(caller, key, &old, FreeReason::FreedUnseen),
             Inserted::Full => {
                 lost(LossCause::LiveMapFull, entry.bytes);
                 add_one(&raw mut (*row).dropped, entry.bytes);
@@ -102,7 +97,7 @@ pub fn dropped(space: u32, function: u32, bytes: u64) {
     }
 }
 
-/// Books an inner allocation, found pending in the live map, on its own.
+/// Books an inner allocation that was pending in the live map, on its own or as its outer call's.
 #[inline(never)]
 pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
     let Some(row) = totals_row(key.space, entry.function) else { return };

@@ -27,6 +27,9 @@ pub struct Frame {
     pub size_a: u64,
     pub size_b: u64,
     pub pointer: u64,
+    /// Whose call it is: books of its address space, serial of its process.
+    pub space: u32,
+    pub serial: u32,
     /// Families that fold into this call; 0 for a free.
     pub folds: u32,
     /// [`Frame::FREE`], [`Frame::INNER`], [`Frame::TAKEN`].

@@ -5,11 +5,10 @@
 //! `sched_process_exit(p)`), `sched_process_free(p)`.
 
 use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
-use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
+use memtrace_common::{ProcessFlags, tunables::INFLIGHT_DEPTH};
 
 use crate::{
     alloc_api::abandon,
-    call_books::Caller,
     globals,
     inflight::Inflight,
     maps::PROCESSES,
@@ -93,7 +92,7 @@ pub fn mt_exit(ctx: BtfTracePointContext) -> i32 {
     let task = Task::current();
     let key = task.process_key();
     let Some(entry) = PROCESSES.get_ptr_mut(&key) else { return 0 };
-    clear_inflight(&ctx, task, entry);
+    clear_inflight(&ctx, task);
     let last = if globals::has_group_dead() != 0 {
         ctx.arg::<u64>(1) & 0xff != 0
     } else {
@@ -106,22 +105,21 @@ pub fn mt_exit(ctx: BtfTracePointContext) -> i32 {
 }
 
 #[inline(always)]
-fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEntry) {
+fn clear_inflight(ctx: &BtfTracePointContext, task: Task) {
     let inflight = Inflight::of(task, false);
     if inflight.is_null() {
         return;
     }
-    // SAFETY: a checked map value and checked task storage.
+    let context = ctx.as_ptr();
+    // SAFETY: checked task storage.
     unsafe {
-        let caller =
-            Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
         let mut round = 0;
         while round < INFLIGHT_DEPTH {
             let depth = (*inflight).depth;
             if depth == 0 {
                 return;
             }
-            abandon(&caller, Inflight::frame(inflight, depth - 1));
+            abandon(context, Inflight::frame(inflight, depth - 1));
             (*inflight).depth = depth - 1;
             round += 1;
         }
