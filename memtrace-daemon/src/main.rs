@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 
 use memtrace_daemon::cli::{
     args::{self, Cli, Command},
-    attach, daemon, doctor, dump, launch, run, status,
+    attach, daemon, doctor, dump, launch, line, run, status,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -73,8 +73,7 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
 }
 
 fn fail(status: u8, error: &anyhow::Error) -> ExitCode {
-    let line = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
-    eprintln!("memtrace: {line}");
+    eprintln!("memtrace: {}", line::error_line(error));
     ExitCode::from(status)
 }
 

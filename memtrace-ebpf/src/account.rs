@@ -115,13 +115,14 @@ pub fn account(slot: u32) -> Option<*mut Account> {
     ACCOUNTS.get_ptr_mut(slot)
 }
 
-/// Adds one object of `bytes` bytes to a counter.
+/// Adds one object of `bytes` bytes to a counter. The count comes last: a flush that looks
+/// between the two sends an old count with new bytes, sees the count move, and sends again.
 #[inline(always)]
 pub fn add_one(amount: *mut Amount, bytes: u64) {
     // SAFETY: callers pass counters of checked map values.
     unsafe {
-        atomic::add(&raw mut (*amount).count, 1);
         atomic::add(&raw mut (*amount).bytes, bytes);
+        atomic::add(&raw mut (*amount).count, 1);
     }
 }
 

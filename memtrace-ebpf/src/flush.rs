@@ -182,13 +182,15 @@ unsafe fn totals_changes(totals: *const Totals) -> u64 {
     }
 }
 
-/// Notes in each account when its oldest live object was made, and has them all sent again.
+/// Notes in each account when its oldest live object was made, and has those sent again whose
+/// oldest is another one now.
 #[raw_tracepoint]
 pub fn mt_scan_ages(_ctx: RawTracePointContext) -> i32 {
     let mut nothing = 0_u64;
     let argument = (&raw mut nothing).cast();
     for_each(map_pointer!(ACCOUNTS), forget_oldest, argument);
     for_each(map_pointer!(KERNEL_LIVE), note_oldest, argument);
+    for_each(map_pointer!(ACCOUNTS), mark_changed, argument);
     0
 }
 
@@ -205,9 +207,29 @@ unsafe extern "C" fn forget_oldest(
         if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
             return STOP;
         }
+        (*account).previous_oldest_ns = (*account).oldest_ns;
         (*account).oldest_ns = 0;
-        // Whatever it was, it is not the sum of the counters: the flush sends the account.
-        (*account).reported = !account_changes(account);
+    }
+    CONTINUE
+}
+
+unsafe extern "C" fn mark_changed(
+    _map: *mut c_void,
+    key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let Some(control) = control() else { return STOP };
+    let account = value.cast::<Account>();
+    // SAFETY: the kernel passes a key and a value of the map.
+    unsafe {
+        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
+            return STOP;
+        }
+        if (*account).oldest_ns != (*account).previous_oldest_ns {
+            // Whatever it was, it is not the sum of the counters: the flush sends the account.
+            (*account).reported = !account_changes(account);
+        }
     }
     CONTINUE
 }

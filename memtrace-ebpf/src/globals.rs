@@ -29,6 +29,9 @@ globals! {
     OFF_TASK_MM = task_mm;
     OFF_TASK_COMM = task_comm;
     OFF_TASK_SIGNAL = task_signal;
+    OFF_TASK_CRED = task_cred;
+    /// Offset of `uid` in `cred`.
+    OFF_CRED_UID = cred_uid;
     /// Offset of `live` in `signal_struct`.
     OFF_SIGNAL_LIVE = signal_live;
     /// Offsets on the way from `mm_struct` to the trampoline of return probes.
@@ -46,6 +49,7 @@ globals! {
     ARG_CACHE_ALLOC_SITE = arg_cache_alloc_site;
     ARG_CACHE_ALLOC_PTR = arg_cache_alloc_ptr;
     ARG_CACHE_ALLOC_CACHE = arg_cache_alloc_cache;
+    ARG_CACHE_ALLOC_BYTES = arg_cache_alloc_bytes;
     ARG_CACHE_FREE_PTR = arg_cache_free_ptr;
     /// Whether `sched_process_exit` says `group_dead`.
     HAS_GROUP_DEAD = has_group_dead;

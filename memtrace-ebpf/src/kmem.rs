@@ -63,6 +63,12 @@ pub fn mt_kmalloc(ctx: BtfTracePointContext) -> i32 {
 pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
     let context = ctx.as_ptr();
     let cache = tracepoint_argument(context, globals::arg_cache_alloc_cache());
+    let bytes = if cache == 0 {
+        // A kernel whose tracepoint says the bytes instead of the cache.
+        tracepoint_argument(context, globals::arg_cache_alloc_bytes())
+    } else {
+        u64::from(read_at::<u32>(cache + globals::cache_object_size()))
+    };
     allocated(
         context,
         &Allocation {
@@ -70,7 +76,7 @@ pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
             program: 1,
             call_site: tracepoint_argument(context, globals::arg_cache_alloc_site()),
             pointer: tracepoint_argument(context, globals::arg_cache_alloc_ptr()),
-            bytes: u64::from(read_at::<u32>(cache + globals::cache_object_size())),
+            bytes,
         },
     );
     0

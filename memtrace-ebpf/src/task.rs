@@ -92,6 +92,13 @@ impl Task {
         read_at(self.leader() + globals::task_comm())
     }
 
+    /// Its user id, initial user namespace.
+    #[inline(always)]
+    pub fn uid(self) -> u32 {
+        let cred: u64 = self.read(globals::task_cred());
+        read_at(cred + globals::cred_uid())
+    }
+
     /// Threads of its group that have not ended (`signal->live`).
     #[inline(always)]
     pub fn group_live(self) -> i32 {

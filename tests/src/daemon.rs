@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use crate::dump::Dump;
+use crate::fixture::Fixtures;
 use crate::http::{self, Answer};
 use crate::memtrace;
 use crate::process::{Running, Said};
@@ -40,6 +41,18 @@ impl Daemon {
     /// When it ends before that, with what it said.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_with(&Options::default())
+    }
+
+    /// Starts one that probes the stub libraries before anybody runs: a library that is new to
+    /// the host is probed some milliseconds after its first mapping, which is another test's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Daemon::start`].
+    pub fn start_knowing(fixtures: &Fixtures) -> anyhow::Result<Self> {
+        let libraries = [fixtures.cudart(), fixtures.cuda()];
+        let configuration = Some(format!("libraries = {libraries:?}\n"));
+        Self::start_with(&Options { configuration, ..Options::default() })
     }
 
     /// The same with options.

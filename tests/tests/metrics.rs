@@ -27,9 +27,10 @@ struct Watched {
 
 impl Watched {
     fn start() -> Result<Self> {
-        let daemon = Daemon::start()?;
-        let client = fixture::build(Variant::Plain)?.client();
-        let mut client = Running::start_talking(Command::new(client).args(["kinds", "--hold"]))?;
+        let fixtures = fixture::build(Variant::Plain)?;
+        let daemon = Daemon::start_knowing(&fixtures)?;
+        let mut client = Command::new(fixtures.client());
+        let mut client = Running::start_talking(client.args(["kinds", "--hold"]))?;
         let truth = Truth::parse(client.read_json()?)?;
         daemon.dump_until("the client", LATE, |dump| dump.process(client.pid()).map(|_| ()))?;
         Ok(Self { daemon, client, truth })
@@ -50,7 +51,7 @@ fn promtool(text: &str) -> Result<()> {
 }
 
 /// promtool reads the older format only. The two differ in the metadata of counters and infos,
-/// which OpenMetrics names without their suffix: put it there, and leave the rest as it is.
+/// which OpenMetrics names without their suffix (put it there), and in the name of no type.
 fn as_older_format(text: &str) -> String {
     let kind = |kind: &str| -> BTreeSet<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
@@ -68,6 +69,7 @@ fn as_older_format(text: &str) -> String {
                 let rest = if *what == "TYPE" { "gauge" } else { rest };
                 out.push_str(&format!("# {what} {name}_info {rest}\n"));
             }
+            ["#", "TYPE", name, "unknown"] => out.push_str(&format!("# TYPE {name} untyped\n")),
             _ => out.push_str(&format!("{line}\n")),
         }
     }

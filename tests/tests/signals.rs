@@ -50,6 +50,55 @@ fn sigterm_makes_run_report_before_it_detaches() -> Result<()> {
     Objects::wait_until_only(&before)
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn sigterm_makes_attach_report_and_lets_the_process_run() -> Result<()> {
+    let before = Objects::now()?;
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    let fixture = env!("CARGO_BIN_EXE_fixture-kernel");
+    let mut target =
+        Running::start_talking(Command::new(fixture).args(["receive", "100", "1000", "--hold"]))?;
+    target.read_json()?;
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut command = memtrace::command(["attach", "--domains", "kernel", "--format", "json"])?;
+        command.arg("-o").arg(&report).arg("--pid").arg(target.pid().to_string());
+        let mut tracer = Running::start(&mut command)?;
+        memtrace_tests::until("probes", Duration::from_secs(20), || {
+            ensure!(!Objects::now()?.since(&before).links.is_empty(), "no links yet");
+            Ok(())
+        })?;
+        std::thread::sleep(Duration::from_secs(1));
+        tracer.signal(signal)?;
+        tracer.finish(LIMIT)?.expect_status(0)?;
+        let dump = Dump::parse(&std::fs::read_to_string(&report)?)?;
+        dump.check_conservation()?;
+        ensure!(!dump.process(target.pid())?.ended, "{signal:?}");
+        assert_eq!(target.ended()?, None, "{signal:?}");
+        Objects::wait_until_only(&before)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_killed_run_or_attach_leaves_nothing_and_its_command_goes_on() -> Result<()> {
+    let before = Objects::now()?;
+    let mut command = memtrace::command(["run", "--", "sh", "-c", "echo $$; read go; echo on"])?;
+    let mut tracer = Running::start_talking(&mut command)?;
+    let shell: i32 = tracer.read_line()?.trim().parse()?;
+    let _shell = Killed(rustix::process::Pid::from_raw(shell).context("a pid")?);
+    tracer.signal(rustix::process::Signal::KILL)?;
+    memtrace_tests::until("the end of memtrace", Duration::from_secs(10), || {
+        ensure!(tracer.ended()?.is_some(), "it runs");
+        Ok(())
+    })?;
+    Objects::wait_until_only(&before)?;
+    tracer.go_on()?;
+    assert_eq!(tracer.read_line()?, "on\n", "the command was ended with its tracer");
+    Ok(())
+}
+
 /// A process that is killed by its pid at the end, should it still run.
 struct Killed(rustix::process::Pid);
 
@@ -68,7 +117,11 @@ fn the_first_interrupt_goes_to_the_command_and_the_second_reports_at_once() -> R
     // A shell cannot trap what was ignored when it began, and background jobs ignore SIGINT.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT").arg(memtrace_tests::paths::memtrace()?);
-    command.args(["run", "--format", "json", "--", "sh", "-c", script]);
+    // The command goes on and holds standard output, so the report goes to a file.
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    command.args(["run", "--format", "json", "-o"]).arg(&report);
+    command.args(["--", "sh", "-c", script]);
     let mut tracer = Running::start(&mut command)?;
     let group = Pid::from_raw(tracer.pid().cast_signed()).context("a pid")?;
     let shell = Pid::from_raw(tracer.read_line()?.trim().parse()?).context("a pid")?;
@@ -78,7 +131,6 @@ fn the_first_interrupt_goes_to_the_command_and_the_second_reports_at_once() -> R
     assert_eq!(tracer.read_line()?, "interrupted\n");
     assert_eq!(tracer.ended()?, None, "the first one is the command's own affair");
     kill_process_group(group, Signal::INT)?;
-    let said = tracer.finish(Duration::from_secs(30))?;
-    let start = said.stdout.find('{').context("no report")?;
-    Dump::parse(&said.stdout[start..])?.check_conservation()
+    tracer.finish(Duration::from_secs(30))?.expect_status(130)?;
+    Dump::parse(&std::fs::read_to_string(&report)?)?.check_conservation()
 }

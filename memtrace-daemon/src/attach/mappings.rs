@@ -6,6 +6,7 @@
 //! rescan makes it complete. Must never be the only way to find a library.
 
 use std::io;
+use std::time::Instant;
 
 use aya_obj::generated::{perf_event_attr, perf_event_type, perf_sw_ids, perf_type_id};
 use bytes::Buf as _;
@@ -54,6 +55,15 @@ pub struct Mapping {
     pub protection: u32,
     /// Path as the process' root has it: bytes in no particular encoding.
     pub path: Vec<u8>,
+}
+
+/// What who listens hears.
+#[derive(Clone, Copy, Debug)]
+pub enum News<'a> {
+    /// A new mapping.
+    Mapped(&'a Mapping),
+    /// Nothing from before this moment is still to come, but for what was lost.
+    Until(Instant),
 }
 
 /// The open events and their rings.

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     libraries::LibraryError,
-    mappings::Mapping,
+    mappings::News,
     probing::Probing,
     watch::{TICK, Watcher},
 };
@@ -48,7 +48,7 @@ impl AttachThread {
     /// The system's, when there can be no more threads.
     pub fn start(
         watcher: Watcher<Probing>,
-        told: impl Fn(&Mapping) + Send + 'static,
+        told: impl Fn(News<'_>) + Send + 'static,
         covered: impl Fn(Vec<CoverageRow>) + Send + 'static,
     ) -> std::io::Result<Self> {
         if let Some(why) = watcher.deaf() {
@@ -117,7 +117,7 @@ struct Work<T, C> {
     covered: C,
 }
 
-impl<T: Fn(&Mapping), C: Fn(Vec<CoverageRow>)> Work<T, C> {
+impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             let mut changed = match commands.recv_timeout(TICK) {

@@ -14,7 +14,7 @@ use super::discover::{self, CodeMapping};
 use super::elf::{self, ElfError};
 use super::inspect::{Inspection, inspect};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
-use super::mappings::{Mapping, Mappings, MappingsError};
+use super::mappings::{Mappings, MappingsError, News};
 use super::probing::Prober;
 use crate::snapshot::CoverageRow;
 
@@ -89,18 +89,20 @@ impl<P: Prober> Watcher<P> {
     ///
     /// # Errors
     /// That /proc cannot be listed.
-    pub fn tick(&mut self, now: Instant, told: impl Fn(&Mapping)) -> io::Result<bool> {
+    pub fn tick(&mut self, now: Instant, told: impl Fn(News<'_>)) -> io::Result<bool> {
         let mut new: Vec<CodeMapping> = Vec::new();
         if let Some(mappings) = &mut self.mappings {
             let libraries = &self.libraries;
+            let began = Instant::now();
             let lost = mappings.drain(|mapping| {
-                told(&mapping);
+                told(News::Mapped(&mapping));
                 let mapping = CodeMapping::from(mapping);
                 let known = new.iter().any(|other| other.key == mapping.key);
                 if mapping.key.inode != 0 && !known && libraries.is_new(mapping.key) {
                     new.push(mapping);
                 }
             });
+            told(News::Until(began));
             self.lost |= lost > 0;
         }
         let mut changed = false;

@@ -35,8 +35,10 @@ pub const STATUS_NOT_FOUND: u8 = 127;
 pub struct Launched {
     /// The process.
     pub child: Child,
-    go: File,
-    failed: File,
+    /// Says that it may become the command; closed, that it is to end.
+    pub go: File,
+    /// Where it says why it cannot become the command.
+    pub failed: File,
 }
 
 /// The command could not be executed.

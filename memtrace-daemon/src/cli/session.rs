@@ -22,7 +22,8 @@ use crate::{
     attach::{
         abilities,
         libraries::Libraries,
-        mappings, memory,
+        mappings::News,
+        memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
         thread::AttachThread,
@@ -92,7 +93,7 @@ impl Plan {
             cgroups: CgroupPolicy::default(),
             exact_sites: Vec::new(),
             ledger: LedgerConfig::default(),
-            verdict: VerdictConfig::default(),
+            verdict: verdict_for_tests()?,
             beat: Box::new(|| {}),
         })
     }
@@ -155,6 +156,7 @@ impl Session {
         };
         let reader = Reader::new(tracer.take_ring()?, pause_for_tests()?);
         tracer.attach_kernel(&options)?;
+        let sees_rcu_frees = tracer.sees_rcu_frees();
 
         let host_info = identity::host_info();
         let published = Arc::new(ArcSwap::from_pointee(nothing_yet(host_info.clone())));
@@ -173,6 +175,7 @@ impl Session {
             core: CoreConfig {
                 domains: options.domains.clone(),
                 named_caches: options.kmem_cache,
+                sees_rcu_frees,
                 ledger,
                 verdict,
             },
@@ -268,8 +271,8 @@ fn start_attacher(
     records: mpsc::Sender<Record>,
 ) -> anyhow::Result<AttachThread> {
     let watcher = Watcher::new(Libraries::new(tracer.probing()?, files));
-    let told = move |mapping: &mappings::Mapping| {
-        stacks.mapping(&Mapping {
+    let told = move |news: News<'_>| match news {
+        News::Mapped(mapping) => stacks.mapping(&Mapping {
             tgid: mapping.pid,
             start: mapping.address,
             length: mapping.length,
@@ -277,7 +280,8 @@ fn start_attacher(
             device: (mapping.major, mapping.minor),
             inode: mapping.inode,
             path: mapping.path.clone(),
-        });
+        }),
+        News::Until(at) => stacks.told_until(at),
     };
     let covered = move |rows| {
         let now_ns = crate::host::clock::monotonic_ns();
@@ -304,6 +308,15 @@ fn sizes_for_tests(mut sizes: Sizes) -> anyhow::Result<Sizes> {
         }
     }
     Ok(sizes)
+}
+
+/// Tests cannot watch for as long as a verdict takes.
+fn verdict_for_tests() -> anyhow::Result<VerdictConfig> {
+    const NAME: &str = "MEMTRACE_TUNE_VERDICT";
+    match std::env::var(NAME) {
+        Ok(text) => toml::from_str(&text).context(NAME),
+        Err(_) => Ok(VerdictConfig::default()),
+    }
 }
 
 /// Tests have the reader stand still, so that the ring overflows.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_common::Domain;
+use memtrace_common::{Domain, ProcessFlags};
 
 use super::call_rows::{self, View};
 use super::core::{Core, Setting};
@@ -71,7 +71,10 @@ impl Painter<'_> {
         for process in named {
             let mut painted = self.describe(process);
             self.add_books(process, &mut painted);
-            self.finish(painted);
+            // Whoever was asked about is shown, whether or not anything was seen of it.
+            let flags = process.entry.map_or(0, |entry| entry.flags);
+            let asked_for = flags & ProcessFlags::TRACED != 0 && process.facts.before_attach;
+            self.finish(painted, asked_for);
         }
         let mut folded: Vec<(&FoldedKey, &Folded)> = ledger.folded().collect();
         folded.sort_unstable_by_key(|(key, _)| **key);
@@ -82,11 +85,11 @@ impl Painter<'_> {
             let ended_ns = Some(folded.ended_boot_ns).filter(|ns| *ns != 0);
             painted.ended_at = ended_ns.map(|ns| self.setting.anchor.wall_of_boot(ns));
             self.add_accounts(&folded.accounts, Some(folded.ended_ns), &mut painted);
-            self.finish(painted);
+            self.finish(painted, false);
         }
         let mut interrupt = nobody("[interrupt]".to_owned());
         self.add_accounts(ledger.interrupt_accounts(), None, &mut interrupt);
-        self.finish(interrupt);
+        self.finish(interrupt, false);
         let mut unknown = nobody("[unknown]".to_owned());
         self.add_accounts(ledger.unknown_accounts(), None, &mut unknown);
         for process in nameless {
@@ -99,7 +102,7 @@ impl Painter<'_> {
             let shown = space.closed_ns.is_none();
             self.add_space(View { id, space, shown }, &mut unknown);
         }
-        self.finish(unknown);
+        self.finish(unknown, false);
     }
 
     fn describe(&self, process: &ProcessBooks) -> Process {
@@ -167,14 +170,14 @@ impl Painter<'_> {
         call_rows::parts(core, view, *now_ns, |part| rows.add(part));
     }
 
-    /// Puts a process into the picture if it has books.
-    fn finish(&mut self, mut painted: Process) {
+    /// Puts a process into the picture if it has books, or anyway.
+    fn finish(&mut self, mut painted: Process, anyway: bool) {
         for (site, judgement) in self.rows.give_to(&mut painted) {
             let finding =
                 finding::of_site(&self.core.host, self.setting, &painted, site, judgement);
             self.findings.push(finding);
         }
-        if !painted.domains.is_empty() || !painted.sites.is_empty() {
+        if anyway || !painted.domains.is_empty() || !painted.sites.is_empty() {
             self.processes.push(painted);
         }
     }
@@ -237,7 +240,7 @@ fn not_seen(core: &Core) -> Vec<String> {
     if on(Domain::Kernel) && !core.config.named_caches {
         rows.push("named slab caches (inodes, dentries, sockets): --kmem-cache".to_owned());
     }
-    if on(Domain::Kernel) {
+    if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
     }
     let names = |which: &dyn Fn(&Domain) -> bool| {

@@ -5,7 +5,8 @@
 pub struct LedgerConfig {
     /// How long an ended process stays in dumps, ns; `None` until the books end (`run`).
     pub linger_ns: Option<u64>,
-    /// Ended processes kept at a time; the oldest are folded first.
+    /// Ended processes kept at a time; of more, those that kept nothing are folded first, and
+    /// the oldest of them before others.
     pub max_ended: usize,
     /// How long after a process' end its empty accounts and its rows in kernel maps are kept,
     /// ns. Descriptors are closed after the exit event, and their memory comes back within

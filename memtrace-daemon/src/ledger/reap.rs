@@ -112,15 +112,36 @@ impl Ledger {
     }
 
     fn forget_old(&mut self, now_ns: u64) {
-        let excess = self.ended.len().saturating_sub(self.config.max_ended);
-        let ended = std::mem::take(&mut self.ended);
-        for (position, serial) in ended.into_iter().enumerate() {
-            if self.is_old(serial, position < excess, now_ns) {
+        let mut crowded = self.crowded_out();
+        for serial in std::mem::take(&mut self.ended) {
+            if self.is_old(serial, crowded.remove(&serial), now_ns) {
                 self.forget(serial);
             } else {
                 self.ended.push_back(serial);
             }
         }
+    }
+
+    /// Who ended and finds no room any more, the oldest first. Those who kept nothing go before
+    /// those who did: a host where thousands of commands come and go must not hide the one that
+    /// left memory behind.
+    fn crowded_out(&self) -> FxHashSet<u32> {
+        let excess = self.ended.len().saturating_sub(self.config.max_ended);
+        if excess == 0 {
+            return FxHashSet::default();
+        }
+        let (keepers, others): (Vec<u32>, Vec<u32>) =
+            self.ended.iter().partition(|serial| self.kept_something(**serial));
+        others.into_iter().chain(keepers).take(excess).collect()
+    }
+
+    /// Whether anything of a process is live, or was when it ended.
+    fn kept_something(&self, serial: u32) -> bool {
+        self.processes.get(&serial).is_some_and(|process| {
+            let mut accounts = process.accounts.iter().filter_map(|id| self.accounts.get(*id));
+            let mut spaces = process.spaces.iter().filter_map(|id| self.spaces.get(id));
+            accounts.any(|books| !books.account.live().is_zero()) || spaces.any(Space::holds)
+        })
     }
 
     /// Whether a process' time is over. It is kept until the kernel side was asked for its last

@@ -134,7 +134,7 @@ fn list(
 
 /// The whole, or a part of it, made now.
 pub(super) async fn dump(Shared(state): Shared<Arc<State>>, wanted: Wanted) -> Response {
-    let format = wanted.format.unwrap_or_default();
+    let format = wanted.format.unwrap_or(Format::Json);
     if let Err(error) = format.supported() {
         return refused(error.to_string());
     }

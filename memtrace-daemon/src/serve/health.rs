@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::metrics::Exposition;
 use super::state::State;
 
-/// The engine publishes every second; this many without a snapshot and it is not well.
+/// This many seconds without a snapshot, and the engine is not well.
 const STALE_SECONDS: f64 = 60.0;
 
 pub(super) async fn metrics(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Response {

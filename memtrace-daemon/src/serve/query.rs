@@ -26,7 +26,7 @@ struct Raw {
 /// Which part, and how it is written.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// `None`: JSON for the lists, text for a dump.
+    /// `None`: JSON.
     pub(super) format: Option<Format>,
     pub(super) filter: Filter,
     /// Columns of the asker's terminal.

@@ -128,12 +128,12 @@ async fn the_socket_has_the_api() {
     let served = Served::start("api").await;
     let json = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
 
-    let dump = json(served.unix("/api/v1/dump?format=json").await.unwrap());
+    let dump = json(served.unix("/api/v1/dump").await.unwrap());
     assert_eq!(dump["schema"], 1);
     assert_eq!(dump["processes"].as_array().unwrap().len(), 4, "a dump is made when asked for");
     let one = json(served.unix("/api/v1/dump?format=json&pid=4121&domain=cuda").await.unwrap());
     assert_eq!(one["processes"][0]["sites"].as_array().unwrap().len(), 2);
-    let text = served.unix("/api/v1/dump?width=100&comm=queue").await.unwrap();
+    let text = served.unix("/api/v1/dump?format=text&width=100&comm=queue").await.unwrap();
     assert!(text.contains("GROWING") && !text.contains("LEAK "), "{text}");
     assert!(served.unix("/api/v1/dump?format=folded").await.unwrap().starts_with("cuda;"));
 

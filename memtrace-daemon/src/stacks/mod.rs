@@ -17,6 +17,7 @@ mod sigbus;
 mod spaces;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -36,6 +37,7 @@ use native::Namer;
 use place::{Asked, Placed, PlacedStack, Placer};
 pub use spaces::Mapping;
 use spaces::Spaces;
+use told::Told;
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
@@ -86,6 +88,7 @@ pub struct Stacks {
 
 struct Inner {
     spaces: Arc<Mutex<Spaces>>,
+    told: Arc<Told>,
     counts: Arc<Counts>,
     first: Expendable<Asked>,
     second: Expendable<PlacedStack>,
@@ -115,6 +118,7 @@ impl Stacks {
     ) -> io::Result<Self> {
         let watch = Watch::start("mt-stack-watch")?;
         let spaces = Arc::new(Mutex::new(Spaces::default()));
+        let told = Arc::new(Told::default());
         let counts = Arc::new(Counts::default());
         let allocators = Arc::new(Allocators::with(options.allocators));
         let limits = Limits {
@@ -157,8 +161,12 @@ impl Stacks {
         let first = {
             let doing = Arc::new(Doing::default());
             let make = {
-                let (spaces, doing) = (Arc::clone(&spaces), Arc::clone(&doing));
-                move || Placer::new(Arc::clone(&spaces), doing.thread(), Arc::clone(&allocators))
+                let (spaces, told) = (Arc::clone(&spaces), Arc::clone(&told));
+                let doing = Arc::clone(&doing);
+                move || {
+                    let (spaces, told) = (Arc::clone(&spaces), Arc::clone(&told));
+                    Placer::new(spaces, told, doing.thread(), Arc::clone(&allocators))
+                }
             };
             let (named, nameless, second) = (Arc::clone(&deliver), deliver, second.clone());
             let pass = move |placed| match placed {
@@ -178,7 +186,7 @@ impl Stacks {
             })?
         };
         let under_way = options.under_way;
-        let inner = Inner { spaces, counts, first, second, under_way, _watch: watch };
+        let inner = Inner { spaces, told, counts, first, second, under_way, _watch: watch };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -213,10 +221,10 @@ impl Stacks {
         lock(&self.inner.spaces).mapping(mapping, clock::boot_ns());
     }
 
-    /// The process runs another program: to be called where the stream of mapping events says
-    /// so (a COMM event with the exec bit), before the mappings that follow it there.
-    pub fn executed(&self, tgid: u32) {
-        lock(&self.inner.spaces).executed(tgid);
+    /// All mapping events from before `at` have been handed over: stacks of a process that has
+    /// ended by then wait for this.
+    pub fn told_until(&self, at: Instant) {
+        self.inner.told.until(at);
     }
 
     /// No stack of this address space will be asked for again.

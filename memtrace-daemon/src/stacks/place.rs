@@ -17,6 +17,7 @@ use super::files::{self, OpenFile};
 use super::kernel::KernelSymbols;
 use super::maps::{self, Row};
 use super::spaces::{Source, Spaces};
+use super::told::Told;
 use crate::expendable::{Worker, lock};
 use crate::host::process;
 use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
@@ -73,6 +74,7 @@ pub struct PlacedStack {
 /// Does the first half.
 pub struct Placer {
     spaces: Arc<Mutex<Spaces>>,
+    told: Arc<Told>,
     at: At,
     allocators: Arc<Allocators>,
     kernel: KernelSymbols,
@@ -83,9 +85,14 @@ pub struct Placer {
 impl Placer {
     /// Makes one.
     #[must_use]
-    pub fn new(spaces: Arc<Mutex<Spaces>>, at: At, allocators: Arc<Allocators>) -> Self {
+    pub fn new(
+        spaces: Arc<Mutex<Spaces>>,
+        told: Arc<Told>,
+        at: At,
+        allocators: Arc<Allocators>,
+    ) -> Self {
         let (kernel, open) = (KernelSymbols::default(), FxHashMap::default());
-        Self { spaces, at, allocators, kernel, open }
+        Self { spaces, told, at, allocators, kernel, open }
     }
 
     fn kernel_stack(&mut self, stack: &RawStack) -> StackLabel {
@@ -124,6 +131,9 @@ impl Placer {
                 Source::Gone => Some("process ended before its mappings could be read".into()),
                 Source::Read { start_ns } => self.read(tgid, space, asked.at, start_ns).err(),
             };
+            if unread.is_some() {
+                self.told.wait_for(asked.at);
+            }
             rows = self.find(stack, tgid, space);
         }
         let known = lock(&self.spaces).knows(tgid, space);

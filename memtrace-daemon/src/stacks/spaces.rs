@@ -72,8 +72,19 @@ struct Known {
     start_ns: u64,
     space: u32,
     ended: bool,
-    /// The space it was forked with, and the parent's that it is a copy of.
-    forked: Option<(u32, u32)>,
+    /// What it is a copy of.
+    forked: Option<Forked>,
+}
+
+/// A process at its fork.
+#[derive(Clone, Copy, Debug)]
+struct Forked {
+    /// The space it was forked with.
+    space: u32,
+    /// The parent's, that it is a copy of.
+    parent_space: u32,
+    /// The parent.
+    parent_tgid: u32,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +141,11 @@ impl Spaces {
                     self.told.remove(&tgid);
                 }
                 let parent = self.processes.get(&entry.parent_tgid);
-                parent.map(|parent| (entry.space, parent.space))
+                parent.map(|parent| Forked {
+                    space: entry.space,
+                    parent_space: parent.space,
+                    parent_tgid: entry.parent_tgid,
+                })
             }
         };
         let known = Known {
@@ -165,12 +180,6 @@ impl Spaces {
         table.used = used;
         table.told_ns = now_ns;
         table.add(vec![row]);
-    }
-
-    /// The process runs another program: what events told of it is void. To be called in the
-    /// order of the mapping events.
-    pub fn executed(&mut self, tgid: u32) {
-        self.told.remove(&tgid);
     }
 
     /// Nobody will ask about this space again.
@@ -217,13 +226,12 @@ impl Spaces {
     pub fn knows(&self, tgid: u32, space: u32) -> bool {
         self.spaces.contains_key(&space)
             || self.told.contains_key(&tgid)
-            || self.parent_of(tgid, space).is_some_and(|parent| self.spaces.contains_key(&parent))
+            || self.inherited(tgid, space).into_iter().flatten().next().is_some()
     }
 
     /// The mapping that holds an address: as read, as told by events, or as inherited.
     pub fn find(&mut self, tgid: u32, space: u32, address: u64) -> Option<Row> {
         let used = self.tick();
-        let parent = self.parent_of(tgid, space);
         let tables = [self.spaces.get_mut(&space), self.told.get_mut(&tgid)];
         for table in tables.into_iter().flatten() {
             table.used = used;
@@ -231,7 +239,11 @@ impl Spaces {
                 return Some(row.clone());
             }
         }
-        self.spaces.get(&parent?)?.find(address).cloned()
+        self.inherited(tgid, space)
+            .into_iter()
+            .flatten()
+            .find_map(|table| table.find(address))
+            .cloned()
     }
 
     /// Tables kept: spaces, event tables, processes.
@@ -240,9 +252,17 @@ impl Spaces {
         (self.spaces.len(), self.told.len(), self.processes.len())
     }
 
-    fn parent_of(&self, tgid: u32, space: u32) -> Option<u32> {
-        let (own, parent) = self.processes.get(&tgid)?.forked?;
-        (own == space).then_some(parent)
+    /// What is known of the space that this one is a copy of: as read, and as told by events
+    /// as long as the parent has executed nothing else.
+    fn inherited(&self, tgid: u32, space: u32) -> [Option<&Table>; 2] {
+        let forked = self.processes.get(&tgid).and_then(|known| known.forked);
+        let Some(forked) = forked.filter(|forked| forked.space == space) else {
+            return [None; 2];
+        };
+        let parent = self.processes.get(&forked.parent_tgid);
+        let same = parent.is_some_and(|parent| parent.space == forked.parent_space);
+        let told = self.told.get(&forked.parent_tgid).filter(|_| same);
+        [self.spaces.get(&forked.parent_space), told]
     }
 
     fn tick(&mut self) -> u64 {
@@ -311,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn events_name_a_process_that_was_never_read_until_it_executes() {
+    fn events_name_a_process_that_was_never_read() {
         let mut spaces = Spaces::default();
         let mapping = Mapping {
             tgid: 9,
@@ -328,8 +348,6 @@ mod tests {
         assert!(spaces.knows(9, 1) && !spaces.knows(8, 1));
         spaces.process(&entry(9, 3, 1, 1));
         assert!(spaces.find(9, 1, 0x1010).is_some());
-        spaces.executed(9);
-        assert_eq!(spaces.find(9, 1, 0x1010), None);
         // Another process with this id, started after the event.
         spaces.mapping(&mapping, 6);
         spaces.process(&entry(9, 4, 2, 1));

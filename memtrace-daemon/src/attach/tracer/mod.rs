@@ -7,6 +7,7 @@ mod books;
 #[cfg(feature = "bpf-log")]
 mod bpf_log;
 mod first;
+mod iterate;
 mod policy;
 mod run;
 
@@ -16,7 +17,7 @@ use access::{map_data, program};
 use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{MapData, RingBuf},
-    programs::{BtfTracePoint, FEntry, RawTracePoint, UProbe},
+    programs::{BtfTracePoint, FEntry, Iter, RawTracePoint, UProbe},
 };
 use first::{first_values, globals};
 use memtrace_common::Domain;
@@ -40,6 +41,8 @@ const LIFECYCLE: [(&str, &str); 4] = [
     ("mt_fork", "sched_process_fork"),
     ("mt_exit", "sched_process_exit"),
 ];
+/// Run over all tasks when user space has said whom to trace.
+const NOTE_TRACED: &str = "mt_note_traced";
 /// The slab allocator. Frees first: what is allocated is followed from its first moment.
 const KERNEL: [(&str, &str); 3] =
     [("mt_kfree", "kfree"), ("mt_kfree_again", "kfree"), ("mt_kmalloc", "kmalloc")];
@@ -105,6 +108,12 @@ impl Tracer {
             if options.kmem_cache {
                 programs.extend(KERNEL_CACHES);
             }
+        }
+        if options.only_traced {
+            let program: &mut Iter = program(&mut self.ebpf, NOTE_TRACED)?;
+            program
+                .load("task", &btf)
+                .map_err(|source| TracerError::Program { name: NOTE_TRACED, source })?;
         }
         for (name, tracepoint) in programs {
             let program: &mut BtfTracePoint = program(&mut self.ebpf, name)?;
@@ -206,8 +215,8 @@ mod tests {
     #[test]
     #[ignore = "needs root: cargo xtask test"]
     fn the_kernel_accepts_every_program() {
-        let options =
-            Options { kmem_cache: true, ..Options::new(vec![Domain::Kernel, Domain::Cuda], 2) };
+        let domains = vec![Domain::Kernel, Domain::Cuda];
+        let options = Options { kmem_cache: true, only_traced: true, ..Options::new(domains, 2) };
         let mut tracer = Tracer::load(&options).unwrap();
         let probing = tracer.probing().unwrap();
         assert!(matches!(probing, Probing::Multi { .. }));
@@ -217,7 +226,7 @@ mod tests {
         tracer.flush().unwrap();
         tracer.scan_ages().unwrap();
         tracer.sweep(77).unwrap();
-        tracer.raise_generation().unwrap();
+        tracer.trace(std::process::id()).unwrap();
         assert_eq!(tracer.loss().unwrap().len(), LossCause::ALL.len());
     }
 }

@@ -2,17 +2,24 @@
 
 use memtrace_common::{Policy, ProcessKey};
 
-use super::{Tracer, access::insert};
+use super::{
+    NOTE_TRACED, Tracer,
+    access::{insert, program},
+    iterate,
+};
 use crate::attach::{error::TracerError, options::Subject, plain::Plain};
 
 impl Tracer {
-    /// Follows a thread group, and from now on its children.
+    /// Follows a thread group, and from now on its children. It is on the books from here on,
+    /// whether or not it ever does anything.
     ///
     /// # Errors
     /// What the kernel said.
     pub fn trace(&mut self, tgid: u32) -> Result<(), TracerError> {
         insert(&mut self.ebpf, "mt_traced", tgid, 1_u32)?;
-        self.raise_generation()
+        self.raise_generation()?;
+        iterate::run(program(&mut self.ebpf, NOTE_TRACED)?)
+            .map_err(|source| TracerError::Run { name: NOTE_TRACED, source })
     }
 
     /// Says whether a subject is booked or left out.

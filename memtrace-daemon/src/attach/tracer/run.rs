@@ -87,6 +87,7 @@ impl Tracer {
             let fd = match program {
                 Program::BtfTracePoint(program) => program.fd(),
                 Program::FEntry(program) => program.fd(),
+                Program::Iter(program) => program.fd(),
                 Program::RawTracePoint(program) => program.fd(),
                 _ => return None,
             };
