@@ -25,9 +25,8 @@ use memtrace_common::{
 };
 
 use crate::{
-    account::add_one,
     arch,
-    call_books::{self, Caller, allocated, left, next_id, totals_row},
+    call_books::{self, Caller, allocated, left, next_id},
     emit::emit,
     inflight::{Frame, Inflight, Pending},
     live::{now, remove_call},
@@ -216,11 +215,8 @@ unsafe fn finish_allocation(
             if counts {
                 lost(LossCause::UnreadablePointer, 0);
                 // An inner call that knows its pointer is the same memory.
-                if !has_pending(frame)
-                    && let Some(row) = totals_row(caller.space, function)
-                {
-                    add_one(&raw mut (*row).seen, bytes);
-                    add_one(&raw mut (*row).dropped, bytes);
+                if !has_pending(frame) {
+                    call_books::dropped(caller.space, function, bytes);
                 }
             }
             return;
@@ -238,9 +234,9 @@ unsafe fn finish_allocation(
             Inner::None => next_id(),
             Inner::Booked => return,
         };
-        let entry = CallLive { bytes, id, time_ns: now(), function, reserved: 0 };
+        let mut entry = CallLive { bytes, id, time_ns: now(), function, rowless: 0 };
         if outer.is_null() {
-            allocated(caller, &key, &entry);
+            allocated(caller, &key, &mut entry);
         } else {
             wait_for(caller, outer, &key, &entry);
         }
@@ -287,7 +283,9 @@ fn fail(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
         };
         (bytes, u32::from(cookie_function((*frame).cookie)))
     };
-    call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures });
+    if !call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures }) {
+        return;
+    }
     let key = CallLiveKey { space: caller.space, class: 0, pointer: 0 };
     let entry = CallLive { bytes, function, ..CallLive::NONE };
     call_books::report(caller, RecordKind::Failure, &key, &entry);

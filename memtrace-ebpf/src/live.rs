@@ -104,6 +104,7 @@ pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> I
         atomic::add(count, 1);
         return Inserted::New;
     }
+    // What is in the map already needs no room: an inner allocation gets its outer name.
     if let Some(found) = CALL_LIVE.get_ptr_mut(key) {
         // SAFETY: a checked map value. The library has just given this address to us.
         unsafe {

@@ -285,6 +285,7 @@ unsafe fn settle(caller: &Caller, place: *mut Pending, above: u64) {
         let Pending { pointer, bytes, id, caller: direct, function, class } = *place;
         (*place).pointer = 0;
         if id == 0 {
+            lost(LossCause::LiveMapFull, bytes);
             dropped(caller.space, function, bytes);
             return;
         }
@@ -294,8 +295,9 @@ unsafe fn settle(caller: &Caller, place: *mut Pending, above: u64) {
             && (*live).id == id
         {
             (*live).function &= !CallLive::PENDING;
-            let entry = *live;
-            settled(&caller.known(direct, above), &key, &entry);
+            let mut entry = *live;
+            settled(&caller.known(direct, above), &key, &mut entry);
+            (*live).rowless = entry.rowless;
         }
     }
 }

@@ -58,6 +58,12 @@ impl Fixtures {
         self.directory.join("real_cudart")
     }
 
+    /// The program that runs another behind the unit's filters.
+    #[must_use]
+    pub fn sandbox(&self) -> PathBuf {
+        self.directory.join("sandbox")
+    }
+
     /// A shared library without a function of the catalog.
     #[must_use]
     pub fn no_allocator(&self) -> PathBuf {
@@ -146,6 +152,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.client())?;
     finish(gcc(PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
+    finish(&mut gcc(PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
     finish(gcc(PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
     finish(&mut gcc(LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
 }

@@ -19,8 +19,11 @@ fn sigterm_ends_the_daemon_cleanly_with_its_books_in_the_log() -> Result<()> {
     let daemon = Daemon::start()?;
     let socket = daemon.socket();
     let said = daemon.stop()?.expect_status(0)?;
-    for domain in ["kernel", "cuda"] {
-        ensure!(said.stderr.contains(domain), "no books of {domain} in {said:?}");
+    for domain in ["kernel", "cuda", "managed", "pinned"] {
+        let books = format!("domain=\"{domain}\"");
+        let line = said.stderr.lines().find(|line| line.contains(&books));
+        let line = line.with_context(|| format!("no books of {domain} in {said:?}"))?;
+        ensure!(line.contains("conserved=true"), "{line}");
     }
     assert!(!socket.exists(), "the socket was left");
     Objects::wait_until_only(&before)

@@ -159,7 +159,7 @@ impl Painter<'_> {
                 continue;
             };
             let terms = painted.domains.entry(domain.name()).or_default();
-            terms.terms.add(&of_totals(totals, view.space.closed_ns.is_some()));
+            terms.terms.add(&of_totals(&totals, view.space.closed_ns.is_some()));
             terms.failures += totals.failures;
             terms.failed_frees += totals.failed_frees;
             terms.unknown_frees += totals.unknown_frees;
