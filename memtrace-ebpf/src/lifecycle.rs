@@ -6,7 +6,10 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
+use aya_ebpf::{
+    EbpfContext, helpers::generated::bpf_get_current_cgroup_id, macros::btf_tracepoint,
+    programs::BtfTracePointContext,
+};
 use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
 
 use crate::{
@@ -43,6 +46,9 @@ fn executed() -> Option<()> {
         (*entry).space = space;
         (*entry).space_owner = (*entry).serial;
         (*entry).comm = task.leader_comm();
+        // A service's user and cgroup are set between fork and exec.
+        (*entry).uid = task.uid();
+        (*entry).cgroup = bpf_get_current_cgroup_id();
         refresh_flags(entry);
         (*entry).version += 1;
     }
@@ -52,7 +58,8 @@ fn executed() -> Option<()> {
 }
 
 /// A child starts with empty user books, or with its parent's while they share memory. What
-/// `run` and `attach` follow in the parent they follow in the child.
+/// `run` and `attach` follow in the parent they follow in the child, and it is in its parent's
+/// cgroup until user space says otherwise.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn mt_fork(ctx: BtfTracePointContext) -> i32 {
     forked(Task(ctx.arg::<*const u8>(0)), Task(ctx.arg::<*const u8>(1)));
@@ -76,6 +83,9 @@ fn forked(parent: Task, child: Task) -> Option<()> {
         owner = unsafe { (*parent_entry).space_owner };
     }
     let flags = of_parent.flags & ProcessFlags::TRACED;
+    if globals::policy_active() != 0 {
+        process::inherit_policy(&parent.process_key(), &key);
+    }
     let entry = process::create(child, &key, flags, space, owner)?;
     // SAFETY: a checked map value.
     unsafe {
