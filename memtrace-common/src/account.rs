@@ -147,12 +147,14 @@ pub struct Account {
     pub last_ns: u64,
     /// Oldest live allocation as of the last scan, monotonic ns; 0 where unknown.
     pub oldest_ns: u64,
+    /// `oldest_ns` of the scan before (kernel side's own use).
+    pub previous_oldest_ns: u64,
     /// Live bytes at the last stack sample (kernel side's own use).
     pub sampled_level: u64,
     /// Sum of counters when the ring buffer last accepted it (kernel side's own use).
     pub reported: u64,
 }
-assert_size!(Account, 216);
+assert_size!(Account, 224);
 
 impl Account {
     /// Entered into the live map and not freed since.

@@ -51,8 +51,8 @@ pub struct CallLive {
     pub time_ns: u64,
     /// The function that made it; with [`CallLive::PENDING`], not booked yet.
     pub function: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// 1 where it is booked in the row of totals of space 0, for want of one of its own.
+    pub rowless: u32,
 }
 assert_size!(CallLive, 32);
 
@@ -62,5 +62,5 @@ impl CallLive {
     pub const PENDING: u32 = 1 << 31;
 
     /// Nothing.
-    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, reserved: 0 };
+    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, rowless: 0 };
 }

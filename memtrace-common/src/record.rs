@@ -97,7 +97,7 @@ pub struct AccountRecord {
     /// Its books.
     pub account: Account,
 }
-assert_size!(AccountRecord, 232);
+assert_size!(AccountRecord, 240);
 
 /// An account as it is now, and a stack that reached it.
 #[repr(C)]
@@ -122,7 +122,7 @@ pub struct KernelSampleRecord {
     /// User return addresses by frame pointers, innermost first: an example of who called.
     pub user: [u64; MAX_USER_FRAMES],
 }
-assert_size!(KernelSampleRecord, 16 + 216 + 24 + 8 * 96);
+assert_size!(KernelSampleRecord, 16 + 224 + 24 + 8 * 96);
 
 /// Call-path totals as they are now.
 #[repr(C)]

@@ -11,6 +11,8 @@ pub const KERNEL_LIVE_ENTRIES: u32 = 524_288;
 pub const CALL_LIVE_ENTRIES: u32 = 131_072;
 /// Kernel accounts: (process, context, call site, detail). 32,768 × 312 bytes = 10 MB.
 pub const ACCOUNTS: u32 = 32_768;
+/// Remembered slots of accounts; beyond it, an account is looked up in the index. 128 KB.
+pub const ACCOUNT_HINTS: u32 = 16_384;
 /// Processes known at a time, running or remembered.
 pub const PROCESSES: u32 = 16_384;
 /// Threads remembered; beyond it, a thread is looked up at each of its events. 5 MB.

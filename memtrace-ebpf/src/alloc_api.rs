@@ -20,19 +20,22 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause,
-    PointerRule, RecordKind, SizeRule, Success, cookie_attachment, cookie_function,
+    PointerRule, RecordKind, SizeRule, Success, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
 use crate::{
-    account::add_one,
     arch,
-    call_books::{self, Caller, allocated, dropped, left, next_id, settled, totals_row},
+    call_books::{self, Caller, allocated, left, next_id},
     emit::emit,
     inflight::{Frame, Inflight, Pending},
-    live::{Inserted, insert_call, now, put_back, remove_call},
+    live::{now, remove_call},
     loss::lost,
-    maps::{CALL_LIVE, FUNCTIONS},
+    maps::FUNCTIONS,
+    nested::{
+        Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
+        settle_pending, take_inner, wait_for, waited,
+    },
     process,
     task::Task,
 };
@@ -66,31 +69,17 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         lost(LossCause::InflightFull, 0);
         return None;
     }
-    let caller = Caller { context: ctx.as_ptr(), space: identity.space, serial: identity.serial };
+    let caller = Caller::new(ctx.as_ptr(), identity.space, identity.serial, 0);
     let stack_pointer = arch::stack_pointer(regs);
     // SAFETY: the helper checks the address.
     let return_address = unsafe { bpf_probe_read_user(stack_pointer as *const u64) }.unwrap_or(0);
-
-    drop_below(&caller, inflight, stack_pointer);
+    let entered = Entered { stack_pointer, return_address, address, cookie };
+    if let Some(twice) = drop_dead(&caller, task, inflight, &entered) {
+        duplicate(twice.first, twice.second);
+        return None;
+    }
     // SAFETY: checked task storage.
     unsafe {
-        let depth = (*inflight).depth;
-        if depth > 0 {
-            let top = Inflight::frame(inflight, depth - 1);
-            if (*top).stack_pointer == stack_pointer {
-                if (*top).address == address
-                    && cookie_attachment((*top).cookie) != cookie_attachment(cookie)
-                {
-                    duplicate(cookie_attachment((*top).cookie), cookie_attachment(cookie));
-                    return None;
-                }
-                let trampoline = task.uprobe_trampoline();
-                if trampoline == 0 || return_address != trampoline {
-                    abandon(&caller, top);
-                    (*inflight).depth = depth - 1;
-                }
-            }
-        }
         let depth = (*inflight).depth;
         if depth >= INFLIGHT_DEPTH as u64 {
             lost(LossCause::InflightFull, 0);
@@ -106,6 +95,8 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
         (*frame).folds = u32::from(spec.folds);
         (*frame).flags = 0;
+        (*frame).turn = 0;
+        (*frame).settled_from = 0;
         (*frame).pending = [Pending::NONE; PENDING_INNER];
         if spec.kind == FunctionKind::Free as u8 {
             if (*frame).pointer == 0 {
@@ -135,7 +126,7 @@ unsafe fn set_aside(inflight: *mut Inflight, depth: u64, spec: &FunctionSpec, sp
                 return;
             }
         }
-        let key = CallLiveKey { space, class: u32::from(spec.class), pointer: (*frame).pointer };
+        let key = free_key(space, frame, spec);
         if let Some(entry) = remove_call(&key) {
             (*frame).taken = entry;
             (*frame).flags |= Frame::TAKEN;
@@ -152,7 +143,8 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         return None;
     }
     let identity = process::current(task)?;
-    let caller = Caller { context: ctx.as_ptr(), space: identity.space, serial: identity.serial };
+    let direct = arch::instruction_pointer(regs);
+    let caller = Caller::new(ctx.as_ptr(), identity.space, identity.serial, direct);
     // SAFETY: a helper on the program's own context.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let stack_pointer = arch::stack_pointer(regs).wrapping_sub(arch::RETURN_POPS);
@@ -179,35 +171,18 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
             _ => true,
         };
         if (*frame).flags & Frame::FREE != 0 {
-            finish_free(&caller, frame, spec, function, succeeded);
+            finish_free(&caller, inflight, depth - 1, spec, succeeded);
             return Some(());
         }
         let outer = outer_of(inflight, depth - 1, spec);
         if succeeded {
             finish_allocation(&caller, frame, outer, spec, value);
         } else if outer.is_null() {
-            fail(&caller, frame, function);
+            fail(&caller, frame, spec);
         }
-        settle_pending(&caller, frame, u32::from(spec.class));
+        settle_pending(&caller, frame, Caller::WALK_ABOVE);
     }
     Some(())
-}
-
-/// The enclosing call that this one may fold into; null if there is none.
-#[inline(always)]
-unsafe fn outer_of(inflight: *mut Inflight, depth: u64, spec: &FunctionSpec) -> *mut Frame {
-    if depth == 0 {
-        return core::ptr::null_mut();
-    }
-    // SAFETY: checked task storage.
-    unsafe {
-        let outer = Inflight::frame(inflight, depth - 1);
-        if (*outer).flags & Frame::FREE == 0 && (*outer).folds & u32::from(spec.family) != 0 {
-            outer
-        } else {
-            core::ptr::null_mut()
-        }
-    }
 }
 
 #[inline(always)]
@@ -221,124 +196,50 @@ unsafe fn finish_allocation(
     // SAFETY: checked task storage; the helper checks user addresses.
     unsafe {
         let function = u32::from(cookie_function((*frame).cookie));
+        // What goes wrong in an inner call goes wrong in its outer one, and counts there.
+        let counts = outer.is_null();
         let bytes = match size_of_call(frame, spec) {
             Size::Bytes(bytes) => bytes,
-            Size::Implausible => {
+            Size::Implausible if counts => {
                 call_books::count(caller.space, function, |row| &raw mut (*row).implausible);
-                lost(LossCause::Implausible, 0);
-                return;
+                return lost(LossCause::Implausible, 0);
             }
-            Size::Unreadable => {
-                lost(LossCause::UnreadablePointer, 0);
-                return;
-            }
+            Size::Unreadable if counts => return lost(LossCause::UnreadablePointer, 0),
+            _ => return,
         };
         let pointer = if spec.pointer_rule == PointerRule::Return as u8 {
             value
         } else if let Ok(pointer) = bpf_probe_read_user((*frame).pointer as *const u64) {
             pointer
         } else {
-            lost(LossCause::UnreadablePointer, bytes);
-            if let Some(row) = totals_row(caller.space, function) {
-                add_one(&raw mut (*row).seen, bytes);
-                add_one(&raw mut (*row).dropped, bytes);
+            if counts {
+                lost(LossCause::UnreadablePointer, 0);
+                // An inner call that knows its pointer is the same memory.
+                if !has_pending(frame) {
+                    call_books::dropped(caller.space, function, bytes);
+                }
             }
             return;
         };
         if pointer == 0 {
-            call_books::count(caller.space, function, |row| &raw mut (*row).empty);
+            if counts {
+                call_books::count(caller.space, function, |row| &raw mut (*row).empty);
+            }
             return;
         }
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
-        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, reserved: 0 };
-        if !outer.is_null() && wait_for(caller, outer, &key, &mut entry) {
-            return;
-        }
         // What an inner call gave under this very pointer becomes this allocation.
-        let mut index = 0;
-        while index < PENDING_INNER {
-            let place = &raw mut (*frame).pending[index & (PENDING_INNER - 1)];
-            if (*place).pointer == pointer {
-                if (*place).entered != 0
-                    && let Some(inner) = CALL_LIVE.get_ptr(&key)
-                    && (*inner).function & CallLive::PENDING != 0
-                {
-                    entry.id = (*inner).id;
-                }
-                *place = Pending::NONE;
-            }
-            index += 1;
+        let id = match take_inner(frame, &key) {
+            Inner::Waits(id) => id,
+            Inner::None => next_id(),
+            Inner::Booked => return,
+        };
+        let mut entry = CallLive { bytes, id, time_ns: now(), function, rowless: 0 };
+        if outer.is_null() {
+            allocated(caller, &key, &mut entry);
+        } else {
+            wait_for(caller, outer, &key, &entry);
         }
-        if entry.id == 0 {
-            entry.id = next_id();
-        }
-        allocated(caller, &key, &entry);
-    }
-}
-
-const _: () = assert!(PENDING_INNER.is_power_of_two());
-
-/// Enters an inner allocation as pending and notes it in the outer frame; false if the outer
-/// frame has no room, so that it must be booked now.
-#[inline(always)]
-unsafe fn wait_for(
-    caller: &Caller,
-    outer: *mut Frame,
-    key: &CallLiveKey,
-    entry: &mut CallLive,
-) -> bool {
-    // SAFETY: checked task storage.
-    unsafe {
-        let mut index = 0;
-        while index < PENDING_INNER {
-            let place = &raw mut (*outer).pending[index & (PENDING_INNER - 1)];
-            if (*place).pointer == 0 {
-                let mut old = CallLive::NONE;
-                let mut pending = *entry;
-                pending.id = next_id();
-                pending.function |= CallLive::PENDING;
-                (*place).entered = 1;
-                match insert_call(key, &pending, &mut old) {
-                    Inserted::New => {}
-                    Inserted::Replaced => left(caller, key, &old, FreeReason::FreedUnseen),
-                    Inserted::Full => (*place).entered = 0,
-                }
-                (*place).pointer = key.pointer;
-                (*place).bytes = entry.bytes;
-                (*place).function = entry.function;
-                return true;
-            }
-            index += 1;
-        }
-    }
-    false
-}
-
-/// Books inner allocations that the outer call did not hand on as its own.
-#[inline(never)]
-fn settle_pending(caller: &Caller, frame: *mut Frame, class: u32) {
-    let mut index = 0;
-    while index < PENDING_INNER {
-        // SAFETY: checked task storage.
-        unsafe {
-            let place = &raw mut (*frame).pending[index & (PENDING_INNER - 1)];
-            let Pending { pointer, bytes, function, entered } = *place;
-            *place = Pending::NONE;
-            if pointer != 0 {
-                let key = CallLiveKey { space: caller.space, class, pointer };
-                if entered == 0 {
-                    dropped(caller.space, function, bytes);
-                } else if let Some(entry) = CALL_LIVE.get_ptr_mut(&key)
-                    && (*entry).function & CallLive::PENDING != 0
-                {
-                    // If it is not there it was freed inside the call, and booked by that.
-                    (*entry).function &= !CallLive::PENDING;
-                    let entry = *entry;
-                    settled(caller, &key, &entry);
-                }
-            }
-        }
-        index += 1;
     }
 }
 
@@ -373,10 +274,18 @@ unsafe fn size_of_call(frame: *mut Frame, spec: &FunctionSpec) -> Size {
 }
 
 #[inline(never)]
-fn fail(caller: &Caller, frame: *mut Frame, function: u32) {
+fn fail(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
     // SAFETY: checked task storage.
-    let bytes = unsafe { (*frame).size_a };
-    call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures });
+    let (bytes, function) = unsafe {
+        let bytes = match size_of_call(frame, spec) {
+            Size::Bytes(bytes) => bytes,
+            Size::Implausible | Size::Unreadable => 0,
+        };
+        (bytes, u32::from(cookie_function((*frame).cookie)))
+    };
+    if !call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures }) {
+        return;
+    }
     let key = CallLiveKey { space: caller.space, class: 0, pointer: 0 };
     let entry = CallLive { bytes, function, ..CallLive::NONE };
     call_books::report(caller, RecordKind::Failure, &key, &entry);
@@ -385,22 +294,20 @@ fn fail(caller: &Caller, frame: *mut Frame, function: u32) {
 #[inline(always)]
 unsafe fn finish_free(
     caller: &Caller,
-    frame: *mut Frame,
+    inflight: *mut Inflight,
+    depth: u64,
     spec: &FunctionSpec,
-    function: u32,
     succeeded: bool,
 ) {
     // SAFETY: checked task storage.
     unsafe {
+        let frame = Inflight::frame(inflight, depth);
+        let function = u32::from(cookie_function((*frame).cookie));
         let flags = (*frame).flags;
         if flags & Frame::INNER != 0 {
             return;
         }
-        let key = CallLiveKey {
-            space: caller.space,
-            class: u32::from(spec.class),
-            pointer: (*frame).pointer,
-        };
+        let key = free_key(caller.space, frame, spec);
         let taken = (*frame).taken;
         if !succeeded {
             call_books::count(caller.space, function, |row| &raw mut (*row).failed_frees);
@@ -408,56 +315,14 @@ unsafe fn finish_free(
                 restore(caller, &key, &taken);
             }
         } else if flags & Frame::TAKEN != 0 {
-            left(caller, &key, &taken, FreeReason::Freed);
+            let whose = if taken.function & CallLive::PENDING != 0 && depth > 0 {
+                waited(caller, Inflight::frame(inflight, depth - 1), &taken)
+            } else {
+                *caller
+            };
+            left(&whose, &key, &taken, FreeReason::Freed);
         } else {
             call_books::count(caller.space, function, |row| &raw mut (*row).unknown_frees);
-        }
-    }
-}
-
-/// Puts an entry back; if its address has a new one, it must have been freed unseen.
-#[inline(never)]
-fn restore(caller: &Caller, key: &CallLiveKey, taken: &CallLive) {
-    if !put_back(key, taken) {
-        left(caller, key, taken, FreeReason::FreedUnseen);
-    }
-}
-
-/// Drops frames whose stack pointer lies below: their functions were left without a return.
-#[inline(always)]
-fn drop_below(caller: &Caller, inflight: *mut Inflight, stack_pointer: u64) {
-    let mut round = 0;
-    while round < INFLIGHT_DEPTH {
-        // SAFETY: checked task storage.
-        unsafe {
-            let depth = (*inflight).depth;
-            if depth == 0 {
-                return;
-            }
-            let top = Inflight::frame(inflight, depth - 1);
-            if (*top).stack_pointer >= stack_pointer {
-                return;
-            }
-            abandon(caller, top);
-            (*inflight).depth = depth - 1;
-        }
-        round += 1;
-    }
-}
-
-/// Counts a call whose return was not seen, and settles what it held.
-#[inline(never)]
-pub fn abandon(caller: &Caller, frame: *mut Frame) {
-    lost(LossCause::MissedReturn, 0);
-    // SAFETY: checked task storage.
-    unsafe {
-        let Some(spec) = FUNCTIONS.get(u32::from(cookie_function((*frame).cookie))) else { return };
-        let class = u32::from(spec.class);
-        settle_pending(caller, frame, class);
-        if (*frame).flags & Frame::TAKEN != 0 {
-            let key = CallLiveKey { space: caller.space, class, pointer: (*frame).pointer };
-            let taken = (*frame).taken;
-            restore(caller, &key, &taken);
         }
     }
 }

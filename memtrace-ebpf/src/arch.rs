@@ -51,6 +51,13 @@ pub fn stack_pointer(regs: *const pt_regs) -> u64 {
     unsafe { (*regs).rsp }
 }
 
+/// The instruction pointer; at a return, where the function has returned to.
+#[inline(always)]
+pub fn instruction_pointer(regs: *const pt_regs) -> u64 {
+    // SAFETY: the context of a uprobe program is a valid pt_regs.
+    unsafe { (*regs).rip }
+}
+
 /// By how much the stack pointer is larger at return than at entry: the return address is gone.
 pub const RETURN_POPS: u64 = 8;
 

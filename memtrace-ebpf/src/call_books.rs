@@ -26,12 +26,37 @@ pub struct Caller {
     pub context: *mut c_void,
     pub space: u32,
     pub serial: u32,
+    /// Where the call returned to.
+    pub direct: u64,
+    /// What the stack goes on with behind `direct`: an address, or one of the constants.
+    pub above: u64,
 }
 
-/// The row of totals of a function in an address space, made if there is none. Where there
-/// is no room, the function's row of space 0, which user space makes at start.
+impl Caller {
+    /// The walk by frame pointers, which begins with `direct`.
+    pub const WALK: u64 = 0;
+    /// The walk by frame pointers, which begins with the caller of the outer call.
+    pub const WALK_ABOVE: u64 = 1;
+    /// Nothing that is known.
+    pub const NOTHING: u64 = u64::MAX;
+
+    /// Of the call that the program runs for.
+    #[inline(always)]
+    pub fn new(context: *mut c_void, space: u32, serial: u32, direct: u64) -> Self {
+        Self { context, space, serial, direct, above: Self::WALK }
+    }
+
+    /// Of an earlier call of the same process.
+    #[inline(always)]
+    pub fn known(&self, direct: u64, above: u64) -> Self {
+        Self { direct, above, ..*self }
+    }
+}
+
+/// The row of totals of a function in an address space, made if there is none; `None` where
+/// there is no room.
 #[inline(never)]
-pub fn totals_row(space: u32, function: u32) -> Option<*mut Totals> {
+fn own_row(space: u32, function: u32) -> Option<*mut Totals> {
     let key = TotalsKey { space, function };
     if let Some(row) = TOTALS.get_ptr_mut(key) {
         return Some(row);
@@ -39,19 +64,36 @@ pub fn totals_row(space: u32, function: u32) -> Option<*mut Totals> {
     // SAFETY: all zero is a valid row of totals.
     let zero: Totals = unsafe { core::mem::zeroed() };
     let _ = TOTALS.insert(key, &zero, BPF_NOEXIST);
-    if let Some(row) = TOTALS.get_ptr_mut(key) {
-        return Some(row);
-    }
-    lost(LossCause::AccountMapFull, 0);
+    TOTALS.get_ptr_mut(key)
+}
+
+/// The function's row of space 0, which user space makes at start: what finds no row of its own
+/// is booked there. Its sums are right, only whose and at which site is not known.
+#[inline(always)]
+pub fn common_row(function: u32) -> Option<*mut Totals> {
     TOTALS.get_ptr_mut(TotalsKey { space: 0, function })
 }
 
-/// Counts one event that moves no bytes.
+/// The row to book an event of `bytes` bytes in, and whether it is its own.
 #[inline(always)]
-pub fn count(space: u32, function: u32, which: impl FnOnce(*mut Totals) -> *mut u64) {
-    if let Some(row) = totals_row(space, function) {
+fn row_for(space: u32, function: u32, bytes: u64) -> (Option<*mut Totals>, bool) {
+    match own_row(space, function) {
+        Some(row) => (Some(row), true),
+        None => {
+            lost(LossCause::AccountMapFull, bytes);
+            (common_row(function), false)
+        }
+    }
+}
+
+/// Counts one event that moves no bytes; whether it has a row of its own.
+#[inline(always)]
+pub fn count(space: u32, function: u32, which: impl FnOnce(*mut Totals) -> *mut u64) -> bool {
+    let (row, own) = row_for(space, function, 0);
+    if let Some(row) = row {
         atomic::add(which(row), 1);
     }
+    own
 }
 
 /// An id never given before; ascending.
@@ -64,8 +106,10 @@ pub fn next_id() -> u64 {
 
 /// Books an allocation: counted as seen, entered into the live map, reported.
 #[inline(never)]
-pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
-    let Some(row) = totals_row(key.space, entry.function) else { return };
+pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
+    let (row, own) = row_for(key.space, entry.function, entry.bytes);
+    let Some(row) = row else { return };
+    entry.rowless = u32::from(!own);
     // SAFETY: `row` is a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
@@ -86,14 +130,16 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
         }
         add_one(&raw mut (*row).allocated, entry.bytes);
     }
-    report(caller, RecordKind::Allocation, key, entry);
+    if own {
+        report(caller, RecordKind::Allocation, key, entry);
+    }
 }
 
-/// Books an allocation that found no room in the live map.
+/// Books an allocation that cannot be followed; the cause is the caller's to count.
 #[inline(never)]
 pub fn dropped(space: u32, function: u32, bytes: u64) {
-    lost(LossCause::LiveMapFull, bytes);
-    if let Some(row) = totals_row(space, function) {
+    let (row, _) = row_for(space, function, bytes);
+    if let Some(row) = row {
         // SAFETY: a checked map value.
         unsafe {
             add_one(&raw mut (*row).seen, bytes);
@@ -102,16 +148,21 @@ pub fn dropped(space: u32, function: u32, bytes: u64) {
     }
 }
 
-/// Books an inner allocation, found pending in the live map, on its own.
+/// Books an inner allocation, found pending in the live map, on its own. Where it has no row of
+/// its own, `entry` says so then.
 #[inline(never)]
-pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &CallLive) {
-    let Some(row) = totals_row(key.space, entry.function) else { return };
+pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
+    let (row, own) = row_for(key.space, entry.function, entry.bytes);
+    let Some(row) = row else { return };
+    entry.rowless = u32::from(!own);
     // SAFETY: a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
         add_one(&raw mut (*row).allocated, entry.bytes);
     }
-    report(caller, RecordKind::Allocation, key, entry);
+    if own {
+        report(caller, RecordKind::Allocation, key, entry);
+    }
 }
 
 /// Books that an entry, already out of the live map, has left the books.
@@ -120,9 +171,13 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
     let mut entry = *entry;
     if entry.function & CallLive::PENDING != 0 {
         entry.function &= !CallLive::PENDING;
-        settled(caller, key, &entry);
+        settled(caller, key, &mut entry);
     }
-    if let Some(row) = totals_row(key.space, entry.function) {
+    let row = match entry.rowless {
+        0 => own_row(key.space, entry.function),
+        _ => common_row(entry.function),
+    };
+    if let Some(row) = row {
         // SAFETY: a checked map value.
         let amount: *mut Amount = unsafe {
             match reason {
@@ -131,6 +186,9 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
             }
         };
         add_one(amount, entry.bytes);
+    }
+    if entry.rowless != 0 {
+        return;
     }
     emit(RecordKind::Free, |record: *mut FreeRecord| {
         // SAFETY: reserved memory of the record's size.
@@ -160,7 +218,7 @@ pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &Call
             (*record).tgid = (id >> 32) as u32;
             (*record).tid = id as u32;
             (*record).serial = caller.serial;
-            (*record).user_frames = stack::user(caller.context, &raw mut (*record).user);
+            (*record).user_frames = stack::of(caller, &raw mut (*record).user);
         }
     });
 }

@@ -15,8 +15,9 @@ use memtrace_common::{
 };
 
 use crate::{
-    account::account,
+    account::{account, add_one},
     atomic,
+    call_books::common_row,
     emit::emit,
     live::{KernelLive, remove_call},
     maps::{ACCOUNTS, CALL_LIVE, KERNEL_LIVE, PROCESSES, TOTALS, control},
@@ -150,12 +151,20 @@ unsafe extern "C" fn send_totals(
     // SAFETY: the kernel passes a key and a value of the map.
     unsafe {
         let changes = totals_changes(totals);
-        if changes != (*totals).reported
-            && emit(RecordKind::Totals, |record: *mut TotalsRecord| {
-                (*record).key = *key.cast::<TotalsKey>();
-                core::ptr::copy_nonoverlapping(totals, &raw mut (*record).totals, 1);
-            })
+        if changes == (*totals).reported {
+            return CONTINUE;
+        }
+        let copy = core::ptr::read_volatile(totals);
+        // A call is being booked (its thread may be preempted there): next time.
+        if copy.allocated.count.wrapping_add(copy.dropped.count) != copy.seen.count
+            || copy.allocated.bytes.wrapping_add(copy.dropped.bytes) != copy.seen.bytes
         {
+            return CONTINUE;
+        }
+        if emit(RecordKind::Totals, |record: *mut TotalsRecord| {
+            (*record).key = *key.cast::<TotalsKey>();
+            (*record).totals = copy;
+        }) {
             (*totals).reported = changes;
         }
     }
@@ -182,13 +191,15 @@ unsafe fn totals_changes(totals: *const Totals) -> u64 {
     }
 }
 
-/// Notes in each account when its oldest live object was made, and has them all sent again.
+/// Notes in each account when its oldest live object was made, and has those sent again whose
+/// oldest is another one now.
 #[raw_tracepoint]
 pub fn mt_scan_ages(_ctx: RawTracePointContext) -> i32 {
     let mut nothing = 0_u64;
     let argument = (&raw mut nothing).cast();
     for_each(map_pointer!(ACCOUNTS), forget_oldest, argument);
     for_each(map_pointer!(KERNEL_LIVE), note_oldest, argument);
+    for_each(map_pointer!(ACCOUNTS), mark_changed, argument);
     0
 }
 
@@ -205,9 +216,29 @@ unsafe extern "C" fn forget_oldest(
         if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
             return STOP;
         }
+        (*account).previous_oldest_ns = (*account).oldest_ns;
         (*account).oldest_ns = 0;
-        // Whatever it was, it is not the sum of the counters: the flush sends the account.
-        (*account).reported = !account_changes(account);
+    }
+    CONTINUE
+}
+
+unsafe extern "C" fn mark_changed(
+    _map: *mut c_void,
+    key: *const c_void,
+    value: *mut c_void,
+    _argument: *mut c_void,
+) -> c_long {
+    let Some(control) = control() else { return STOP };
+    let account = value.cast::<Account>();
+    // SAFETY: the kernel passes a key and a value of the map.
+    unsafe {
+        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
+            return STOP;
+        }
+        if (*account).oldest_ns != (*account).previous_oldest_ns {
+            // Whatever it was, it is not the sum of the counters: the flush sends the account.
+            (*account).reported = !account_changes(account);
+        }
     }
     CONTINUE
 }
@@ -231,7 +262,8 @@ unsafe extern "C" fn note_oldest(
     CONTINUE
 }
 
-/// Clears the address space in argument 0 out of the live map. Its books are closed already.
+/// Clears the address space in argument 0 out of the live map. Its books are closed already,
+/// but for what is in the common rows: that leaves them unseen.
 #[raw_tracepoint]
 pub fn mt_sweep(ctx: RawTracePointContext) -> i32 {
     // SAFETY: user space passes one argument.
@@ -250,7 +282,13 @@ unsafe extern "C" fn clear_space(
     unsafe {
         let key = *key.cast::<CallLiveKey>();
         if u64::from(key.space) == *argument.cast::<u64>() {
-            let _: Option<CallLive> = remove_call(&key);
+            let entry: Option<CallLive> = remove_call(&key);
+            if let Some(entry) = entry
+                && entry.rowless != 0
+                && let Some(row) = common_row(entry.function & !CallLive::PENDING)
+            {
+                add_one(&raw mut (*row).freed_unseen, entry.bytes);
+            }
         }
     }
     CONTINUE

@@ -49,6 +49,7 @@ globals! {
     ARG_CACHE_ALLOC_SITE = arg_cache_alloc_site;
     ARG_CACHE_ALLOC_PTR = arg_cache_alloc_ptr;
     ARG_CACHE_ALLOC_CACHE = arg_cache_alloc_cache;
+    ARG_CACHE_ALLOC_BYTES = arg_cache_alloc_bytes;
     ARG_CACHE_FREE_PTR = arg_cache_free_ptr;
     /// Whether `sched_process_exit` says `group_dead`.
     HAS_GROUP_DEAD = has_group_dead;

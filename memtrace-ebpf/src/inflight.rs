@@ -33,6 +33,11 @@ pub struct Frame {
     pub flags: u32,
     /// Of a free: the entry that was set aside.
     pub taken: CallLive,
+    /// Of an allocation: whose turn it is in `pending`.
+    pub turn: u64,
+    /// Of an allocation: the first id of an inner one that was booked on its own for want of
+    /// room in `pending`; 0 if none was.
+    pub settled_from: u64,
     /// Of an allocation: inner allocations that wait for its pointer.
     pub pending: [Pending; PENDING_INNER],
 }
@@ -45,15 +50,19 @@ pub struct Pending {
     pub pointer: u64,
     /// Bytes.
     pub bytes: u64,
+    /// Its id in the live map, where it is marked as pending; 0 if that had no room.
+    pub id: u64,
+    /// Where the inner call returned to.
+    pub caller: u64,
     /// The inner function.
     pub function: u32,
-    /// 1 if it is in the live map, marked as pending; 0 if that had no room.
-    pub entered: u32,
+    /// Class of its pointer.
+    pub class: u32,
 }
 
 impl Pending {
     /// None.
-    pub const NONE: Self = Self { pointer: 0, bytes: 0, function: 0, entered: 0 };
+    pub const NONE: Self = Self { pointer: 0, bytes: 0, id: 0, caller: 0, function: 0, class: 0 };
 }
 
 impl Frame {
@@ -70,6 +79,8 @@ impl Frame {
 pub struct Inflight {
     /// Frames in use.
     pub depth: u64,
+    /// The trampoline of return probes in its address space; 0 while not known.
+    pub trampoline: u64,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
 }

@@ -19,13 +19,13 @@ use memtrace_common::{
 };
 
 use crate::{
-    account::{account, add_one, freed, freed_unseen, slot_of},
+    account::{account_of, add_one, freed, freed_unseen},
     arch::{on_stack, tracepoint_argument},
     emit::emit,
     flush::copy_account,
     globals,
     live::{Inserted, KernelLive, insert_kernel, now, remove_kernel},
-    maps::{PROMOTED, control},
+    maps::{LAST_FREE, PROMOTED, control},
     process, stack,
     task::{Task, read_at},
 };
@@ -63,6 +63,12 @@ pub fn mt_kmalloc(ctx: BtfTracePointContext) -> i32 {
 pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
     let context = ctx.as_ptr();
     let cache = tracepoint_argument(context, globals::arg_cache_alloc_cache());
+    let bytes = if cache == 0 {
+        // A kernel whose tracepoint says the bytes instead of the cache.
+        tracepoint_argument(context, globals::arg_cache_alloc_bytes())
+    } else {
+        u64::from(read_at::<u32>(cache + globals::cache_object_size()))
+    };
     allocated(
         context,
         &Allocation {
@@ -70,7 +76,7 @@ pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
             program: 1,
             call_site: tracepoint_argument(context, globals::arg_cache_alloc_site()),
             pointer: tracepoint_argument(context, globals::arg_cache_alloc_ptr()),
-            bytes: u64::from(read_at::<u32>(cache + globals::cache_object_size())),
+            bytes,
         },
     );
     0
@@ -78,15 +84,44 @@ pub fn mt_cache_alloc(ctx: BtfTracePointContext) -> i32 {
 
 #[btf_tracepoint(function = "kfree")]
 pub fn mt_kfree(ctx: BtfTracePointContext) -> i32 {
-    free(tracepoint_argument(ctx.as_ptr(), globals::arg_kfree_ptr()));
+    let pointer = tracepoint_argument(ctx.as_ptr(), globals::arg_kfree_ptr());
+    if pointer > ZERO_SIZE_PTR {
+        remember_free(pointer);
+        free(pointer);
+    }
     0
 }
 
 /// The same once more: it still runs where the first is skipped because it interrupted itself.
 #[btf_tracepoint(function = "kfree")]
 pub fn mt_kfree_again(ctx: BtfTracePointContext) -> i32 {
-    free(tracepoint_argument(ctx.as_ptr(), globals::arg_kfree_ptr()));
+    let pointer = tracepoint_argument(ctx.as_ptr(), globals::arg_kfree_ptr());
+    if pointer > ZERO_SIZE_PTR && !was_freed_just_now(pointer) {
+        free(pointer);
+    }
     0
+}
+
+/// Says to the second program on this CPU that the first one runs for this pointer. First of
+/// all, so that whatever interrupts it finds this pointer and not an older one.
+#[inline(always)]
+fn remember_free(pointer: u64) {
+    if let Some(last) = LAST_FREE.get_ptr_mut(0) {
+        // SAFETY: a checked map value.
+        unsafe { core::ptr::write_volatile(last, pointer) };
+    }
+}
+
+/// Whether the first program ran for this pointer; true once.
+#[inline(always)]
+fn was_freed_just_now(pointer: u64) -> bool {
+    let Some(last) = LAST_FREE.get_ptr_mut(0) else { return false };
+    // SAFETY: a checked map value.
+    unsafe {
+        let same = core::ptr::read_volatile(last) == pointer;
+        core::ptr::write_volatile(last, 0);
+        same
+    }
 }
 
 #[btf_tracepoint(function = "kmem_cache_free")]
@@ -126,8 +161,7 @@ fn allocated(context: *mut c_void, allocation: &Allocation) {
         context_and_function: AccountKey::pack(who, allocation.function),
     };
     let bytes = allocation.bytes;
-    let slot = slot_of(&key, bytes);
-    let Some(account) = account(slot) else { return };
+    let Some((slot, account)) = account_of(&key, bytes) else { return };
     // SAFETY: `account` is a checked map value.
     unsafe {
         add_one(&raw mut (*account).seen, bytes);
@@ -162,13 +196,20 @@ fn allocated(context: *mut c_void, allocation: &Allocation) {
 #[inline(always)]
 fn on_behalf_of(context: *mut c_void, task: Task) -> Option<(u32, Context)> {
     if !on_stack(context, task.kernel_stack()) {
-        return (globals::only_traced() == 0).then_some((0, Context::Interrupt));
+        return nobody_is_booked().then_some((0, Context::Interrupt));
     }
     let who = if task.is_kernel_thread() { Context::Worker } else { Context::Process };
     match process::current(task) {
         Some(identity) => identity.booked().then_some((identity.serial, who)),
-        None => (globals::only_traced() == 0).then_some((0, who)),
+        None => nobody_is_booked().then_some((0, who)),
     }
+}
+
+/// Whether memory is booked that belongs to no process: not where only some processes are.
+#[inline(always)]
+fn nobody_is_booked() -> bool {
+    globals::only_traced() == 0
+        && (globals::policy_active() == 0 || globals::policy_default_exclude() == 0)
 }
 
 /// 0, or the hash of the kernel stack where the call site is followed exactly.

@@ -6,27 +6,24 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{
-    EbpfContext, helpers::generated::bpf_get_current_cgroup_id, macros::btf_tracepoint,
-    programs::BtfTracePointContext,
-};
-use memtrace_common::{ProcessEntry, ProcessFlags, tunables::INFLIGHT_DEPTH};
+use aya_ebpf::{EbpfContext, macros::btf_tracepoint, programs::BtfTracePointContext};
+use memtrace_common::{ProcessEntry, ProcessFlags};
 
 use crate::{
-    alloc_api::abandon,
     call_books::Caller,
     globals,
     inflight::Inflight,
     maps::{PROCESSES, TRACED},
-    process::{self, end, forget_identity, forget_thread, refresh_flags, report},
+    nested::drop_all,
+    process::{self, Birth, end, forget_identity, forget_thread, refresh_flags, report},
     task::Task,
 };
 
 /// Exec gives a process a new address space: the user books of the old one are closed, unless
-/// they belong to a parent with whom it was shared.
+/// they belong to a parent with whom it was shared. Calls that it was inside of never return.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn mt_exec(ctx: BtfTracePointContext) -> i32 {
-    let executed = executed();
+    let executed = executed(&ctx);
     #[cfg(feature = "bpf-log")]
     if executed.is_some() {
         aya_log_ebpf::debug!(&ctx, "a process has executed a program");
@@ -36,19 +33,19 @@ pub fn mt_exec(ctx: BtfTracePointContext) -> i32 {
 }
 
 #[inline(always)]
-fn executed() -> Option<()> {
+fn executed(ctx: &BtfTracePointContext) -> Option<()> {
     let task = Task::current();
     let key = task.process_key();
     let entry = process::find_or_create(task, &key)?;
+    clear_inflight(ctx, task, entry);
     let space = process::next_serial()?;
     // SAFETY: a checked map value. At exec the process has one thread, and this is it.
     unsafe {
         (*entry).space = space;
         (*entry).space_owner = (*entry).serial;
         (*entry).comm = task.leader_comm();
-        // A service's user and cgroup are set between fork and exec.
-        (*entry).uid = task.uid();
-        (*entry).cgroup = bpf_get_current_cgroup_id();
+        // A service forks, changes its user and its cgroup, and executes.
+        process::refresh_owner(entry);
         refresh_flags(entry);
         (*entry).version += 1;
     }
@@ -82,19 +79,16 @@ fn forked(parent: Task, child: Task) -> Option<()> {
         // SAFETY: a checked map value.
         owner = unsafe { (*parent_entry).space_owner };
     }
-    let flags = of_parent.flags & ProcessFlags::TRACED;
     if globals::policy_active() != 0 {
         process::inherit_policy(&parent.process_key(), &key);
     }
-    let entry = process::create(child, &key, flags, space, owner)?;
-    // SAFETY: a checked map value.
-    unsafe {
-        if (*entry).parent_tgid == 0 {
-            (*entry).parent_tgid = parent.tgid();
-            (*entry).version += 1;
-        }
-    }
-    report(entry);
+    let birth = Birth {
+        flags: of_parent.flags & ProcessFlags::TRACED,
+        shared_space: space,
+        shared_owner: owner,
+        parent_tgid: parent.tgid(),
+    };
+    process::create(child, &key, &birth)?;
     Some(())
 }
 
@@ -154,7 +148,7 @@ fn note_traced(task: Task) {
     if PROCESSES.get_ptr(&key).is_some() {
         return;
     }
-    let Some(entry) = process::create(task, &key, 0, 0, 0) else { return };
+    let Some(entry) = process::create(task, &key, &Birth::UNKNOWN) else { return };
     // SAFETY: a checked map value. What is asked about the running thread is about memtrace.
     unsafe {
         (*entry).cgroup = 0;
@@ -170,21 +164,9 @@ fn clear_inflight(ctx: &BtfTracePointContext, task: Task, entry: *mut ProcessEnt
     if inflight.is_null() {
         return;
     }
-    // SAFETY: a checked map value and checked task storage.
-    unsafe {
-        let caller =
-            Caller { context: ctx.as_ptr(), space: (*entry).space, serial: (*entry).serial };
-        let mut round = 0;
-        while round < INFLIGHT_DEPTH {
-            let depth = (*inflight).depth;
-            if depth == 0 {
-                return;
-            }
-            abandon(&caller, Inflight::frame(inflight, depth - 1));
-            (*inflight).depth = depth - 1;
-            round += 1;
-        }
-    }
+    // SAFETY: a checked map value.
+    let (space, serial) = unsafe { ((*entry).space, (*entry).serial) };
+    drop_all(&Caller::new(ctx.as_ptr(), space, serial, 0), inflight);
 }
 
 /// The last that is heard of a thread: after its exit it still closes descriptors.

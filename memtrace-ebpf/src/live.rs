@@ -46,13 +46,9 @@ pub fn now() -> u64 {
 #[inline(always)]
 pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> Inserted {
     let Some(control) = control() else { return full(u64::from(entry.bytes)) };
-    // SAFETY: a checked map value; a plain read of a count that others add to.
-    if unsafe { core::ptr::read_volatile(&raw const (*control).kernel_live) }
-        >= globals::kernel_live_limit()
-    {
-        return full(u64::from(entry.bytes));
-    }
-    if KERNEL_LIVE.insert(pointer, entry, BPF_NOEXIST).is_ok() {
+    // SAFETY: a checked map value.
+    let room = below(unsafe { &raw const (*control).kernel_live }, globals::kernel_live_limit());
+    if room && KERNEL_LIVE.insert(pointer, entry, BPF_NOEXIST).is_ok() {
         count_kernel(1);
         return Inserted::New;
     }
@@ -74,7 +70,9 @@ pub fn remove_kernel(pointer: u64) -> Option<KernelLive> {
     let found = KERNEL_LIVE.get_ptr(pointer)?;
     // SAFETY: a checked map value.
     let entry = unsafe { *found };
-    KERNEL_LIVE.remove(pointer).ok()?;
+    if let Err(error) = KERNEL_LIVE.remove(pointer) {
+        return not_removed(error, u64::from(entry.bytes));
+    }
     count_kernel(1_u64.wrapping_neg());
     Some(entry)
 }
@@ -101,14 +99,12 @@ pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> I
     let Some(control) = control() else { return Inserted::Full };
     // SAFETY: a checked map value.
     let count = unsafe { &raw mut (*control).call_live };
-    // SAFETY: as above; a plain read of a count that others add to.
-    if unsafe { core::ptr::read_volatile(count) } >= globals::call_live_limit() {
-        return Inserted::Full;
-    }
-    if CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok() {
+    if below(count, globals::call_live_limit()) && CALL_LIVE.insert(key, entry, BPF_NOEXIST).is_ok()
+    {
         atomic::add(count, 1);
         return Inserted::New;
     }
+    // What is in the map already needs no room: an inner allocation gets its outer name.
     if let Some(found) = CALL_LIVE.get_ptr_mut(key) {
         // SAFETY: a checked map value. The library has just given this address to us.
         unsafe {
@@ -139,12 +135,33 @@ pub fn remove_call(key: &CallLiveKey) -> Option<CallLive> {
     let found = CALL_LIVE.get_ptr(key)?;
     // SAFETY: a checked map value.
     let entry = unsafe { *found };
-    CALL_LIVE.remove(key).ok()?;
+    if let Err(error) = CALL_LIVE.remove(key) {
+        return not_removed(error, entry.bytes);
+    }
     if let Some(control) = control() {
         // SAFETY: a checked map value.
         atomic::sub(unsafe { &raw mut (*control).call_live }, 1);
     }
     Some(entry)
+}
+
+/// Whether a count of entries is below its limit. Signed: what CPUs have saved up can make the
+/// common count negative for a while.
+#[inline(always)]
+fn below(count: *const u64, limit: u64) -> bool {
+    // SAFETY: callers pass a counter of a checked map value; others add to it meanwhile.
+    (unsafe { core::ptr::read_volatile(count) } as i64) < limit as i64
+}
+
+/// An entry that could not be taken out: gone already (somebody else was first), or the map was
+/// busy because we interrupted ourselves in it, which is a loss.
+#[inline(always)]
+fn not_removed<T>(error: i32, bytes: u64) -> Option<T> {
+    const ENOENT: i32 = 2;
+    if error != -ENOENT {
+        lost(LossCause::Recursion, bytes);
+    }
+    None
 }
 
 #[inline(always)]

@@ -23,6 +23,7 @@ mod lifecycle;
 mod live;
 mod loss;
 mod maps;
+mod nested;
 mod process;
 mod stack;
 mod task;

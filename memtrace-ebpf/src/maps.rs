@@ -35,6 +35,14 @@ pub static ACCOUNTS: Array<Account> = Array::with_max_entries(tunables::ACCOUNTS
 #[map(name = "mt_index")]
 pub static INDEX: HashMap<AccountKey, u32> = HashMap::with_max_entries(tunables::ACCOUNTS, 0);
 
+/// The slots that keys were found in last, by a hash of the key.
+#[map(name = "mt_hints")]
+pub static HINTS: Array<u32> = Array::with_max_entries(tunables::ACCOUNT_HINTS, 0);
+
+/// What the first kfree program of a CPU ran for, until the second has.
+#[map(name = "mt_last_free")]
+pub static LAST_FREE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
 /// Slots that user space has emptied and given back.
 #[map(name = "mt_slots")]
 pub static FREE_SLOTS: Queue<u32> = Queue::with_max_entries(tunables::ACCOUNTS, 0);

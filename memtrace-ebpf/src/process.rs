@@ -104,37 +104,48 @@ pub fn find_or_create(task: Task, key: &ProcessKey) -> Option<*mut ProcessEntry>
     if let Some(entry) = PROCESSES.get_ptr_mut(key) {
         return Some(entry);
     }
-    create(task, key, 0, 0, 0)
+    create(task, key, &Birth::UNKNOWN)
 }
 
-/// Makes the entry of a process; with a `shared_space` it uses another's books.
+/// What is known of how a process came to be.
+pub struct Birth {
+    /// [`ProcessFlags`] that it inherits.
+    pub flags: u32,
+    /// Books of another that it uses while it shares its memory; 0 for its own.
+    pub shared_space: u32,
+    /// Whose they are.
+    pub shared_owner: u32,
+    /// Thread group of its parent.
+    pub parent_tgid: u32,
+}
+
+impl Birth {
+    /// Of a process that was there already.
+    pub const UNKNOWN: Self = Self { flags: 0, shared_space: 0, shared_owner: 0, parent_tgid: 0 };
+}
+
+/// Makes the entry of a process.
 #[inline(always)]
-pub fn create(
-    task: Task,
-    key: &ProcessKey,
-    flags: u32,
-    shared_space: u32,
-    shared_owner: u32,
-) -> Option<*mut ProcessEntry> {
+pub fn create(task: Task, key: &ProcessKey, birth: &Birth) -> Option<*mut ProcessEntry> {
     let serial = next_serial()?;
     let mut entry = ProcessEntry {
         key: *key,
         serial,
         space: serial,
         space_owner: serial,
-        parent_tgid: 0,
+        parent_tgid: birth.parent_tgid,
         // SAFETY: no arguments.
         cgroup: unsafe { bpf_get_current_cgroup_id() },
         uid: bpf_get_current_uid_gid() as u32,
-        flags,
+        flags: birth.flags,
         ended_ns: 0,
         comm: task.leader_comm(),
         version: 1,
         reported: 0,
     };
-    if shared_space != 0 {
-        entry.space = shared_space;
-        entry.space_owner = shared_owner;
+    if birth.shared_space != 0 {
+        entry.space = birth.shared_space;
+        entry.space_owner = birth.shared_owner;
     }
     if task.is_kernel_thread() {
         entry.flags |= ProcessFlags::KERNEL_THREAD;
@@ -157,6 +168,16 @@ pub fn next_serial() -> Option<u32> {
     let control = control()?;
     // SAFETY: a checked map value. User space starts the counter at 1.
     Some(unsafe { atomic::fetch_add(&raw mut (*control).next_serial, 1) } as u32)
+}
+
+/// Notes whom the running process belongs to now.
+#[inline(always)]
+pub fn refresh_owner(entry: *mut ProcessEntry) {
+    // SAFETY: a checked map value; helpers without arguments.
+    unsafe {
+        (*entry).uid = bpf_get_current_uid_gid() as u32;
+        (*entry).cgroup = bpf_get_current_cgroup_id();
+    }
 }
 
 /// Decides anew whether a process is traced or left out.

@@ -41,13 +41,20 @@ impl Objects {
         Ok(Self { programs, maps, links })
     }
 
-    /// What is here and was not there before.
+    /// What is here and was not there before. A new link to a program that was there before is
+    /// of whoever loaded that: a daemon of the host has found another library.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
+        let old: BTreeSet<u64> = before.programs.iter().map(|(id, _)| *id).collect();
         Self {
             programs: self.programs.difference(&before.programs).cloned().collect(),
             maps: self.maps.difference(&before.maps).cloned().collect(),
-            links: self.links.difference(&before.links).copied().collect(),
+            links: self
+                .links
+                .iter()
+                .filter(|(_, program)| !old.contains(program))
+                .copied()
+                .collect(),
         }
     }
 

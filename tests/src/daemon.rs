@@ -25,6 +25,16 @@ pub struct Options {
     pub environment: Vec<(&'static str, String)>,
 }
 
+impl Options {
+    /// With these libraries named in the configuration: probed before it is ready.
+    #[must_use]
+    pub fn knowing(self, fixtures: &Fixtures) -> Self {
+        let libraries = [fixtures.cudart(), fixtures.cuda()];
+        let text = self.configuration.unwrap_or_default();
+        Self { configuration: Some(format!("libraries = {libraries:?}\n{text}")), ..self }
+    }
+}
+
 /// A daemon that runs. Dropped, it is killed by its pid.
 #[derive(Debug)]
 pub struct Daemon {
@@ -50,9 +60,7 @@ impl Daemon {
     ///
     /// As [`Daemon::start`].
     pub fn start_knowing(fixtures: &Fixtures) -> anyhow::Result<Self> {
-        let libraries = [fixtures.cudart(), fixtures.cuda()];
-        let configuration = Some(format!("libraries = {libraries:?}\n"));
-        Self::start_with(&Options { configuration, ..Options::default() })
+        Self::start_with(&Options::default().knowing(fixtures))
     }
 
     /// The same with options.

@@ -98,6 +98,17 @@ impl Truth {
     ///
     /// The first difference.
     pub fn check_ended(&self, process: &Process) -> anyhow::Result<()> {
+        self.check_ended_but_names(process)?;
+        self.check_functions(process)
+    }
+
+    /// The same but for the names of functions: where a call was left in the middle, its memory
+    /// is on the books under the name of the inner function that gave it.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn check_ended_but_names(&self, process: &Process) -> anyhow::Result<()> {
         ensure!(process.ended, "{} has ended, the books say that it runs", self.pid);
         for domain in DOMAINS {
             let DomainTruth { live, .. } = self.check_domain(process, domain)?;
@@ -105,7 +116,7 @@ impl Truth {
             ensure!(terms.closed == live, "{domain}: closed {:?}, truly {live:?}", terms.closed);
             ensure!(terms.live == Amount::default(), "{domain}: live {:?}", terms.live);
         }
-        self.check_functions(process)
+        Ok(())
     }
 
     fn check_domain(&self, process: &Process, domain: &str) -> anyhow::Result<DomainTruth> {

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use memtrace_daemon::catalog::library_functions;
 use memtrace_tests::daemon::Daemon;
-use memtrace_tests::dump::{Amount, ProcessTerms, amount, sums};
+use memtrace_tests::dump::{Amount, ProcessTerms, Site, amount, sums};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{LIMIT, Run, Traced};
 use memtrace_tests::process::Running;
@@ -35,6 +36,10 @@ fn check_seen(traced: &Traced) -> Result<()> {
     Ok(())
 }
 
+fn is_unattributed(site: &Site) -> bool {
+    site.note.as_deref() == Some("unattributed")
+}
+
 fn dropped(traced: &Traced) -> Result<Amount> {
     let process = traced.process()?;
     Ok(DOMAINS.iter().map(|domain| process.domain(domain).terms.dropped).sum())
@@ -55,7 +60,7 @@ fn a_mixed_workload_of_eight_threads_is_exact() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_mixed_workload_is_exact_while_it_is_still_held() -> Result<()> {
-    let daemon = Daemon::start()?;
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
     let client = fixture::build(Variant::Plain)?.client();
     let arguments = ["mixed", "8", "5000", "12", "--hold"];
     let mut client = Running::start_talking(Command::new(client).args(arguments))?;
@@ -102,10 +107,27 @@ fn a_tiny_ring_loses_records_and_no_number() -> Result<()> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
-fn a_full_map_of_totals_is_counted_as_a_loss() -> Result<()> {
-    let run = Run::new(CALLS).switch("MEMTRACE_TUNE_TOTALS", 1);
+fn a_full_map_of_totals_makes_whose_it_is_unknown_and_no_sum_wrong() -> Result<()> {
+    // The common rows, one a function of the catalog, and two for all processes.
+    let rows = library_functions().len() + 2;
+    let run = Run::new(CALLS).switch("MEMTRACE_TUNE_TOTALS", rows);
     let traced = mixed(&run, Variant::Plain)?;
-    assert!(!traced.dump.losses().is_empty(), "nine functions fitted into one row of totals");
+    let (truth, process) = (traced.truth()?, traced.process()?);
+    let unknown = traced.dump.process(0)?;
+    let mut common = Amount::default();
+    for domain in DOMAINS {
+        let (own, rest) = (process.domain(domain).terms, unknown.domain(domain).terms);
+        let truth = truth.domain(domain);
+        assert_eq!(own.seen + rest.seen, truth.seen, "{domain}");
+        assert_eq!(own.freed + rest.freed, truth.freed, "{domain}");
+        assert_eq!(own.closed + rest.live + rest.freed_unseen, truth.live, "{domain}");
+        let sites = sums(unknown.sites(domain).filter(|site| is_unattributed(site)));
+        assert_eq!(sites.allocated, rest.seen, "{domain}");
+        common = common + rest.seen;
+    }
+    let lost = traced.dump.loss["account_map_full"];
+    assert!(lost.count > 0, "two rows were enough");
+    assert_eq!((lost.count, lost.bytes), (common.count, Some(common.bytes)));
     Ok(())
 }
 
@@ -152,14 +174,19 @@ fn a_full_map_of_live_kernel_memory_drops_and_says_how_much() -> Result<()> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
-fn a_full_map_of_accounts_drops_and_says_how_much() -> Result<()> {
+fn a_full_map_of_accounts_makes_sites_unknown_and_no_sum_wrong() -> Result<()> {
     let run = Run::new("kernel").switch("MEMTRACE_TUNE_ACCOUNTS", 4);
     let traced = run.trace(KERNEL, ["keep", "1000", "1000"])?;
     traced.dump.check_conservation()?;
+    let host = traced.dump.domains["kernel"];
+    assert!(host.seen.count >= 1_000, "{host:?}");
+    assert!(host.live.bytes >= 1_000 * 2_048, "the messages are followed: {host:?}");
+    assert_eq!(host.dropped, amount(0, 0));
+    let unknown = traced.dump.process(0)?;
+    let sites = sums(unknown.sites("kernel").filter(|site| is_unattributed(site)));
     let lost = traced.dump.loss["account_map_full"];
-    let all = traced.dump.domains["kernel"].dropped;
     assert!(lost.count > 0, "4 accounts were enough");
-    assert_eq!((lost.count, lost.bytes), (all.count, Some(all.bytes)));
+    assert_eq!((lost.count, lost.bytes), (sites.allocated.count, Some(sites.allocated.bytes)));
     Ok(())
 }
 
@@ -176,7 +203,7 @@ fn a_tiny_ring_loses_no_kernel_number() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn the_hosts_books_are_conserved_while_everybody_works() -> Result<()> {
-    let daemon = Daemon::start()?;
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
     let client = fixture::build(Variant::Plain)?.client();
     let mut calls = Running::start(Command::new(client).args(["mixed", "8", "20000", "13"]))?;
     let mut messages = Running::start(Command::new(KERNEL).args(["mixed", "8", "400"]))?;

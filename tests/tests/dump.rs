@@ -8,8 +8,10 @@ use anyhow::{Context, Result, ensure};
 use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::Dump;
 use memtrace_tests::fixture::{self, Variant};
-use memtrace_tests::memtrace::Run;
-use memtrace_tests::process::Running;
+use memtrace_tests::ipc::Left;
+use memtrace_tests::memtrace::{self, LIMIT, Run};
+use memtrace_tests::process::{self, Running};
+use memtrace_tests::scratch::Scratch;
 use memtrace_tests::truth::Truth;
 use serde_json::Value;
 
@@ -65,6 +67,34 @@ fn bytes_that_are_not_utf8_are_escaped_and_not_dropped() -> Result<()> {
         ensure!(cmdline.contains("ff") || cmdline.contains("FF"), "the byte is lost: {cmdline}");
         Ok(())
     })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_name_that_is_no_text_breaks_no_report() -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let scratch = Scratch::new()?;
+    let odd = scratch.path().join(std::ffi::OsStr::from_bytes(b"a\n\x1b[31m\xff\t|b"));
+    std::fs::copy(env!("CARGO_BIN_EXE_fixture-kernel"), &odd)?;
+    let run = |format: &str| -> Result<String> {
+        let mut command = memtrace::command(["run", "--domains", "kernel", "--format", format])?;
+        let said = process::run(command.arg("--").arg(&odd).args(["keep", "16", "1000"]), LIMIT)?;
+        let said = said.expect_status(0)?;
+        let (line, report) = said.stdout.split_once('\n').context("no report")?;
+        Left::parse(&serde_json::from_str(line)?)?.remove()?;
+        Ok(report.to_owned())
+    };
+    let dump = Dump::parse(&run("json")?)?;
+    let comm = &dump.processes.iter().find(|one| one.comm.starts_with('a')).context("lost")?.comm;
+    ensure!(comm.contains("ff") || comm.contains("FF"), "the byte is lost: {comm:?}");
+    for format in ["text", "folded"] {
+        let report = run(format)?;
+        ensure!(report.contains("load_msg"), "{report}");
+        let odd = report.chars().find(|one| one.is_control() && *one != '\n');
+        ensure!(odd.is_none(), "{odd:?} is in {report:?}");
+        ensure!(report.lines().all(|line| !line.starts_with("[31m")), "{report:?}");
+    }
+    Ok(())
 }
 
 /// A daemon with a client on its books that holds memory at nine sites.

@@ -62,12 +62,14 @@ fn the_endbr_variant_begins_with_endbr64() -> Result<()> {
 }
 
 #[test]
-fn the_tail_call_variant_jumps_from_cuda_free_to_the_driver() -> Result<()> {
+fn the_tail_call_variant_jumps_to_the_driver() -> Result<()> {
     let library = fixture::build(Variant::TailCall)?.cudart();
-    let output = Command::new("objdump").arg("--disassemble=cudaFree").arg(library).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    let jump = text.lines().any(|line| line.contains("jmp") && line.contains("cuMemFree_v2@plt"));
-    assert!(jump, "{text}");
+    for (from, to) in [("cudaFree", "cuMemFree_v2@plt"), ("cudaHostAlloc", "cuMemHostAlloc@plt")] {
+        let option = format!("--disassemble={from}");
+        let output = Command::new("objdump").arg(option).arg(&library).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        assert!(text.lines().any(|line| line.contains("jmp") && line.contains(to)), "{text}");
+    }
     Ok(())
 }
 
@@ -104,6 +106,8 @@ fn every_scenario_runs_in_every_variant() -> Result<()> {
         "failing",
         "failing-driver",
         "failing-late",
+        "failing-kept",
+        "failing-late-threads",
         "failing-free",
         "failing-free-driver",
         "free-unknown",
@@ -111,7 +115,9 @@ fn every_scenario_runs_in_every_variant() -> Result<()> {
         "kinds-freed",
         "empty",
         "implausible",
+        "implausible-runtime",
         "extra-inner",
+        "extra-after",
         "freed-unseen",
         "threads",
         "leader",
@@ -123,8 +129,12 @@ fn every_scenario_runs_in_every_variant() -> Result<()> {
         "mid-life",
         "longjmp",
         "longjmp-below",
+        "longjmp-after",
+        "longjmp-then-below",
+        "exec-inside",
         "nested",
         "unreadable",
+        "unreadable-outer",
         "mixed",
         "leak",
     ];

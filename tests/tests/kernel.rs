@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use memtrace_tests::daemon::Daemon;
+use memtrace_tests::daemon::{Daemon, Options};
 use memtrace_tests::dump::{Process, Site, Sums, amount, sums};
 use memtrace_tests::ipc::Left;
 use memtrace_tests::memtrace::{LIMIT, Run, Traced};
-use memtrace_tests::process::Running;
+use memtrace_tests::process::{self, Running};
 use memtrace_tests::slab;
 
 const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
@@ -200,6 +200,82 @@ fn named_caches_are_booked_only_when_asked_for() -> Result<()> {
     let asked = of_caches(&traced(&["--kmem-cache"], &["eventfds", "1000"])?)?;
     assert!(asked >= 1_000, "an eventfd has a struct file at least; {asked} seen");
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn objects_of_a_named_cache_are_booked_to_the_byte_and_freed() -> Result<()> {
+    let path = "/sys/kernel/slab/eventpoll_pwq/object_size";
+    let size: u64 = std::fs::read_to_string(path).context(path)?.trim().parse()?;
+    let configuration = Some("kmem_cache = true\n".to_owned());
+    let daemon = Daemon::start_with(&Options { configuration, ..Options::default() })?;
+    let arguments = ["waits", "1000", "--hold"];
+    let mut waiting = Running::start_talking(Command::new(KERNEL).args(arguments))?;
+    let pid = waiting.pid();
+    let live = |expected: u64| {
+        daemon.dump_until("objects of a named cache", LATE, |dump| {
+            dump.check_conservation()?;
+            let books = dump.process(pid)?.called_in("kernel", "ep_ptable_queue_proc");
+            ensure!(books.allocated == amount(1_000, 1_000 * size), "{books:?}");
+            ensure!(books.live == amount(expected, expected * size), "{books:?}");
+            ensure!(books.freed == amount(1_000 - expected, (1_000 - expected) * size));
+            Ok(())
+        })
+    };
+    waiting.read_json()?;
+    live(1_000)?;
+    waiting.go_on()?;
+    waiting.read_json()?;
+    live(0)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn what_an_interrupt_takes_is_not_blamed_on_who_happened_to_run() -> Result<()> {
+    // Over loopback the sender itself is interrupted to take its request in and to answer it:
+    // one buffer each, of one size, from one function.
+    const PINGS: u64 = 500;
+    const BUFFER: u64 = 2_048;
+    let daemon = Daemon::start()?;
+    let mut sender =
+        Running::start_talking(Command::new(KERNEL).args(["pings", "500", "1000", "--hold"]))?;
+    sender.read_json()?;
+    let buffers = |process: &Process, context: &str, through: &str| {
+        sums(process.sites("kernel").filter(|site| {
+            site.is_in("__alloc_skb")
+                && site.context == context
+                && passes_something_of(site, through)
+        }))
+    };
+    daemon.dump_until("buffers of requests and answers", LATE, |dump| {
+        dump.check_conservation()?;
+        let own = dump.process(sender.pid())?;
+        let requests = buffers(own, "process", "raw_sendmsg");
+        ensure!(requests.allocated == amount(PINGS, PINGS * BUFFER), "{requests:?}");
+        let blamed = buffers(own, "process", "icmp");
+        ensure!(blamed.rows == 0, "{blamed:?}");
+        ensure!(own.sites("kernel").all(|site| site.context == "process"), "{:#?}", own.sites);
+        let nobody = dump.processes.iter().find(|one| one.comm == "[interrupt]");
+        let answers = buffers(nobody.context("no [interrupt]")?, "interrupt", "icmp");
+        ensure!(answers.allocated == amount(PINGS, PINGS * BUFFER), "{answers:?}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn what_a_kernel_thread_takes_is_a_workers() -> Result<()> {
+    let daemon = Daemon::start()?;
+    daemon.dump_until("memory that a kernel thread took", LATE, |dump| {
+        // A network namespace is taken down by a kernel thread, which announces the end of its
+        // interfaces.
+        process::run(Command::new("unshare").args(["--net", "true"]), LIMIT)?.expect_status(0)?;
+        dump.check_conservation()?;
+        let sites = dump.processes.iter().flat_map(|one| one.sites("kernel"));
+        let mut workers = sites.filter(|site| site.context == "worker");
+        ensure!(workers.any(|site| passes_something_of(site, "kthread")), "none yet");
+        Ok(())
+    })
 }
 
 #[test]

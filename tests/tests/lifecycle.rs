@@ -9,10 +9,12 @@ use memtrace_tests::bpf::Objects;
 use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::{Dump, Process, amount};
 use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::ipc::Left;
 use memtrace_tests::memtrace::{self, LIMIT, Run, Traced};
-use memtrace_tests::process::Running;
+use memtrace_tests::process::{self, Running};
 use memtrace_tests::scratch::Scratch;
 use memtrace_tests::truth::Truth;
+use serde_json::Value;
 
 /// Records arrive within a second or two; a busy machine gets more time.
 const LATE: Duration = Duration::from_secs(20);
@@ -215,6 +217,73 @@ fn attach_reports_after_its_duration_and_lets_the_process_run() -> Result<()> {
     let dump = Dump::parse(&said.stdout)?;
     assert!(!dump.process(client.pid())?.ended);
     assert_eq!(client.ended()?, None);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn attach_follows_children_and_grandchildren_that_are_there_and_that_come() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    // A shell with a child that has a child, each of which waits for its line; then one more.
+    let script = "exec 3<&0; (sh -c 'echo $$; read go; \"$0\" keep 20 1000' \"$0\" <&3) & \
+                  echo $$; wait; \"$0\" keep 10 1000";
+    let mut command = Command::new("sh");
+    let fixture = env!("CARGO_BIN_EXE_fixture-kernel");
+    let mut family = Running::start_talking(command.args(["-c", script, fixture]))?;
+    let pids = [family.read_line()?, family.read_line()?];
+    let before = Objects::now()?;
+    let mut command = memtrace::command(["attach", "--domains", "kernel", "--format", "json"])?;
+    command.arg("-o").arg(&report).arg("--pid").arg(family.pid().to_string());
+    let mut tracer = Running::start(&mut command)?;
+    wait_until_attached(&before)?;
+    family.go_on()?;
+    let said = family.finish(LIMIT)?.expect_status(0)?;
+    tracer.finish(LIMIT)?.expect_status(0)?;
+    let lines: Vec<Value> =
+        said.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let left: Vec<Left> = lines.iter().map(Left::parse).collect::<Result<_>>()?;
+    ensure!(left.len() == 2, "{said:?}");
+
+    let dump = Dump::parse(&std::fs::read_to_string(&report)?)?;
+    dump.check_conservation()?;
+    for (line, sent) in lines.iter().zip([20, 10]) {
+        let pid = line["pid"].as_u64().context("no pid")?.try_into()?;
+        let books = dump.process(pid)?.called_in("kernel", "load_msg");
+        assert_eq!(books.live, amount(sent, sent * 2_048), "{line}");
+    }
+    for pid in pids {
+        assert!(dump.process(pid.trim().parse()?)?.ended);
+    }
+    let own = std::process::id();
+    assert!(dump.processes.iter().all(|one| one.pid != own), "the suite itself is followed");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn ten_thousand_short_processes_stay_on_the_books_and_within_bounds() -> Result<()> {
+    const PROCESSES: u64 = 10_000;
+    let daemon = Daemon::start()?;
+    let script = "i=0; while [ $i -lt $0 ]; do /bin/true; i=$((i+1)); done";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(PROCESSES.to_string());
+    process::run(&mut command, LIMIT)?.expect_status(0)?;
+    daemon.dump_until("the books of ended processes", LATE, |dump| {
+        dump.check_conservation()?;
+        // One more line for all whose books were folded together.
+        let short = dump.processes.iter().filter(|one| one.comm == "true").count();
+        ensure!(short <= 1_001, "{short} processes that have ended are still told apart");
+        ensure!(dump.lost("unknown_process")? == 0 && dump.lost("account_map_full")? == 0);
+        let terms = dump.domains["kernel"];
+        ensure!(terms.dropped == amount(0, 0) && terms.seen.count > PROCESSES, "{terms:?}");
+        Ok(())
+    })?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let held: u64 =
+        line.and_then(|line| line.split_whitespace().next()).context("RssAnon")?.parse()?;
+    assert!(held <= 64 << 10, "the daemon holds {held} KiB of anonymous memory");
     Ok(())
 }
 

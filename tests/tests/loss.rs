@@ -17,15 +17,16 @@ const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
 /// More than the pause and what the reader needs afterwards.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A daemon whose reader pauses from its second second on, for 5 seconds, over a small ring.
+/// A daemon whose reader pauses from its fourth second on, for 5 seconds, over a small ring.
 fn daemon_with_a_pause() -> Result<Daemon> {
-    Daemon::start_with(&Options {
+    let options = Options {
         environment: vec![
-            ("MEMTRACE_FAULT_READER_PAUSE", "1000:5000".to_owned()),
+            ("MEMTRACE_FAULT_READER_PAUSE", "3000:5000".to_owned()),
             ("MEMTRACE_TUNE_RING_BYTES", "65536".to_owned()),
         ],
         ..Options::default()
-    })
+    };
+    Daemon::start_with(&options.knowing(&fixture::build(Variant::Plain)?))
 }
 
 /// The loss is in the dump, and `/metrics` says the same or, being asked later, more.
@@ -43,7 +44,7 @@ fn check_counted(daemon: &Daemon, dump: &Dump) -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn kernel_books_are_late_and_then_exact_again() -> Result<()> {
     let daemon = daemon_with_a_pause()?;
-    let mut flood = Running::start(Command::new(KERNEL).args(["flood", "7000", "1000"]))?;
+    let mut flood = Running::start(Command::new(KERNEL).args(["flood", "8000", "1000"]))?;
     let pid = flood.pid();
     let line = flood.finish(LIMIT)?.expect_status(0)?.last_json()?;
     let _queues = Left::parse(&line)?;
@@ -65,7 +66,7 @@ fn kernel_books_are_late_and_then_exact_again() -> Result<()> {
 fn totals_of_calls_are_exact_and_the_lost_part_is_unattributed() -> Result<()> {
     let daemon = daemon_with_a_pause()?;
     let client = fixture::build(Variant::Plain)?.client();
-    let arguments = ["flood", "7000", "100", "--hold"];
+    let arguments = ["flood", "8000", "100", "--hold"];
     let mut flood = Running::start_talking(Command::new(client).args(arguments))?;
     let pid = flood.pid();
     let truth = Truth::parse(flood.read_json()?)?;

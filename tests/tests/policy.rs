@@ -84,7 +84,9 @@ fn an_included_name_is_booked_and_nobody_else() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn an_excluded_name_is_not_booked_and_all_others_are() -> Result<()> {
     let fixtures = fixture::build(Variant::Plain)?;
-    let daemon = daemon(&fixtures, "[exclude]\ncomm = [\"client\"]\n")?;
+    // Between fork and exec a process has the name of the one that starts it: this one.
+    let own = std::fs::read_to_string(format!("/proc/{}/comm", std::process::id()))?;
+    let daemon = daemon(&fixtures, &format!("[exclude]\ncomm = [\"client\", {:?}]\n", own.trim()))?;
     let truth = client(&fixtures)?;
     let (sender, _left) = messages()?;
     daemon.dump_until("the sender", LATE, |dump| {

@@ -110,6 +110,40 @@ fn a_command_of_another_user_has_that_user_and_no_capability() -> Result<()> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn a_command_of_a_memtrace_with_lent_capabilities_gets_none_of_them() -> Result<()> {
+    const LENT: &str = "+bpf,+perfmon,+sys_ptrace,+dac_read_search,+syslog,+checkpoint_restore";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"]);
+    command.args(["--inh-caps", LENT, "--ambient-caps", LENT, "--"]);
+    command.arg(memtrace_tests::paths::memtrace()?).args(["run", "-o", "/dev/null", "--"]);
+    command.args(["grep", "-E", "^Cap(Prm|Eff|Inh|Amb)", "/proc/self/status"]);
+    let said = process::run(&mut command, LIMIT)?.expect_status(0)?;
+    assert_eq!(said.stdout.lines().count(), 4, "{said:?}");
+    assert!(said.stdout.lines().all(|set| set.ends_with("0000000000000000")), "{said:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_leak_exits_with_3_where_that_is_asked_for() -> Result<()> {
+    let client = fixture::build(Variant::Plain)?.client();
+    let arguments = |options: &[&'static str]| -> Result<i32> {
+        let mut command = memtrace::command(["run", "--domains", "cuda", "-o", "/dev/null"])?;
+        command.args(options).arg("--").arg(&client).args(["slow-leak", "120", "1000000", "100"]);
+        // A leak is told from a cache in 8 minutes; here in as many seconds.
+        command.env(
+            "MEMTRACE_TUNE_VERDICT",
+            "window_seconds = 1\nmin_age_seconds = 1\nleak_windows = 6",
+        );
+        Ok(process::run(&mut command, LIMIT)?.status)
+    };
+    assert_eq!(arguments(&["--fail-on-leak"])?, 3);
+    assert_eq!(arguments(&[])?, 0);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn sudo_user_is_the_commands_user_by_default() -> Result<()> {
     let mut command = memtrace::command(["run", "-o", "/dev/null", "--", "id", "-un"])?;
     let said = process::run(command.env("SUDO_USER", "nobody"), LIMIT)?.expect_status(0)?;

@@ -53,6 +53,55 @@ fn sigterm_makes_run_report_before_it_detaches() -> Result<()> {
     Objects::wait_until_only(&before)
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn sigterm_makes_attach_report_and_lets_the_process_run() -> Result<()> {
+    let before = Objects::now()?;
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    let fixture = env!("CARGO_BIN_EXE_fixture-kernel");
+    let mut target =
+        Running::start_talking(Command::new(fixture).args(["receive", "100", "1000", "--hold"]))?;
+    target.read_json()?;
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut command = memtrace::command(["attach", "--domains", "kernel", "--format", "json"])?;
+        command.arg("-o").arg(&report).arg("--pid").arg(target.pid().to_string());
+        let mut tracer = Running::start(&mut command)?;
+        memtrace_tests::until("probes", Duration::from_secs(20), || {
+            ensure!(!Objects::now()?.since(&before).links.is_empty(), "no links yet");
+            Ok(())
+        })?;
+        std::thread::sleep(Duration::from_secs(1));
+        tracer.signal(signal)?;
+        tracer.finish(LIMIT)?.expect_status(0)?;
+        let dump = Dump::parse(&std::fs::read_to_string(&report)?)?;
+        dump.check_conservation()?;
+        ensure!(!dump.process(target.pid())?.ended, "{signal:?}");
+        assert_eq!(target.ended()?, None, "{signal:?}");
+        Objects::wait_until_only(&before)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_killed_run_or_attach_leaves_nothing_and_its_command_goes_on() -> Result<()> {
+    let before = Objects::now()?;
+    let mut command = memtrace::command(["run", "--", "sh", "-c", "echo $$; read go; echo on"])?;
+    let mut tracer = Running::start_talking(&mut command)?;
+    let shell: i32 = tracer.read_line()?.trim().parse()?;
+    let _shell = Killed(rustix::process::Pid::from_raw(shell).context("a pid")?);
+    tracer.signal(rustix::process::Signal::KILL)?;
+    memtrace_tests::until("the end of memtrace", Duration::from_secs(10), || {
+        ensure!(tracer.ended()?.is_some(), "it runs");
+        Ok(())
+    })?;
+    Objects::wait_until_only(&before)?;
+    tracer.go_on()?;
+    assert_eq!(tracer.read_line()?, "on\n", "the command was ended with its tracer");
+    Ok(())
+}
+
 /// A process that is killed by its pid at the end, should it still run.
 struct Killed(rustix::process::Pid);
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 /// Where the kernel shows its own BTF.
 pub const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// The value of a global whose argument this kernel does not have.
+/// The position of an argument that this kernel does not have: a program reads 0 there.
 pub const ABSENT: u64 = u64::MAX;
 
 /// Anonymous members inside anonymous members, at most.
@@ -99,7 +99,7 @@ pub struct KernelLayout {
 }
 
 /// (global, structure, field).
-const FIELDS: [(&str, &str, &str); 17] = [
+const FIELDS: [(&str, &str, &str); 14] = [
     ("OFF_TASK_FLAGS", "task_struct", "flags"),
     ("OFF_TASK_STACK", "task_struct", "stack"),
     ("OFF_TASK_GROUP_LEADER", "task_struct", "group_leader"),
@@ -107,12 +107,9 @@ const FIELDS: [(&str, &str, &str); 17] = [
     ("OFF_TASK_PID", "task_struct", "pid"),
     ("OFF_TASK_START_BOOTTIME", "task_struct", "start_boottime"),
     ("OFF_TASK_MM", "task_struct", "mm"),
-    ("OFF_TASK_REAL_PARENT", "task_struct", "real_parent"),
     ("OFF_TASK_COMM", "task_struct", "comm"),
     ("OFF_TASK_SIGNAL", "task_struct", "signal"),
     ("OFF_SIGNAL_LIVE", "signal_struct", "live"),
-    ("OFF_TASK_CRED", "task_struct", "cred"),
-    ("OFF_CRED_UID", "cred", "uid"),
     ("OFF_MM_UPROBES_STATE", "mm_struct", "uprobes_state"),
     ("OFF_UPROBES_STATE_XOL_AREA", "uprobes_state", "xol_area"),
     ("OFF_XOL_AREA_VADDR", "xol_area", "vaddr"),
@@ -174,6 +171,7 @@ impl KernelLayout {
             ("ARG_CACHE_ALLOC_SITE", cache(|c| Some(c.alloc_site))),
             ("ARG_CACHE_ALLOC_PTR", cache(|c| Some(c.alloc_pointer))),
             ("ARG_CACHE_ALLOC_CACHE", cache(|c| c.alloc_cache)),
+            ("ARG_CACHE_ALLOC_BYTES", cache(|c| c.alloc_bytes)),
             ("ARG_CACHE_FREE_PTR", cache(|c| Some(c.free_pointer))),
             ("HAS_GROUP_DEAD", u64::from(self.has_group_dead)),
         ]);
@@ -290,11 +288,10 @@ mod tests {
         let layout = KernelLayout::read().unwrap();
         let globals = layout.globals();
         let get = |name: &str| globals.iter().find(|(global, _)| *global == name).unwrap().1;
-        assert_eq!(globals.len(), 26);
+        assert_eq!(globals.len(), 24);
         // The order of the fields is the same in every kernel since 5.5.
         assert!(get("OFF_TASK_STACK") < get("OFF_TASK_FLAGS"));
         assert_eq!(get("OFF_TASK_TGID"), get("OFF_TASK_PID") + 4);
-        assert!(get("OFF_TASK_GROUP_LEADER") > get("OFF_TASK_REAL_PARENT"));
         assert_eq!(get("ARG_KMALLOC_SITE"), 0);
         assert_eq!(get("ARG_KMALLOC_PTR"), 1);
         assert_eq!(get("ARG_KFREE_PTR"), 1);

@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use memtrace_common::Domain;
 
+use super::line;
 use crate::config::values::{parse_bytes, parse_domain, parse_duration, parse_site};
 use crate::config::{DEFAULT_SOCKET, Domains, Listen};
 use crate::report::Format;
@@ -79,7 +80,8 @@ pub struct ReportArgs {
     /// What the report is written as, and where.
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Exit with 3 if the verdict is `leak` anywhere.
+    /// Exit with 3 if the verdict is `leak` anywhere. It takes 8 minutes to tell a leak from a
+    /// cache that fills; for shorter runs there is --fail-on-kept.
     #[arg(long)]
     pub fail_on_leak: bool,
     /// Exit with 3 if at least this much is kept, in any domain or in one; can be repeated.
@@ -264,7 +266,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Stop>
 /// clap's first paragraph, without line breaks: the rest repeats the usage.
 fn one_line(rendered: &str) -> String {
     let first = rendered.split("\n\n").next().unwrap_or_default();
-    let words = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = line::one_line(first);
     let said = words.strip_prefix("error: ").unwrap_or(&words);
     format!("memtrace: {said}; see memtrace --help")
 }

@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod doctor;
 pub mod dump;
 pub mod launch;
+pub mod line;
 pub mod output;
 pub mod run;
 pub mod session;

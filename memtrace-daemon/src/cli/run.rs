@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     args::RunArgs,
     launch::{self, CannotExecute, Launched, STATUS_NOT_FOUND},
+    line::one_line,
     session::Session,
     traced::{self, STATUS_CONDITION},
     user::Account,
@@ -45,7 +46,9 @@ pub async fn run(arguments: RunArgs) -> anyhow::Result<u8> {
     let out = traced::open_output(&report)?;
     let environment = Environment::own();
     let Some(path) = environment.find_program(&program) else {
-        eprintln!("memtrace: {} is not found", program.display());
+        let name = program.to_string_lossy();
+        let name = if name.is_empty() { "a command without a name" } else { &name };
+        eprintln!("memtrace: {} is not found", one_line(name));
         return Ok(STATUS_NOT_FOUND);
     };
     let account = match user.as_deref().filter(|user| !user.is_empty()) {
@@ -120,7 +123,7 @@ fn abandon(launched: Launched) {
 }
 
 fn cannot_execute(error: &CannotExecute) -> u8 {
-    eprintln!("memtrace: {error}");
+    eprintln!("memtrace: {}", one_line(&error.to_string()));
     error.status()
 }
 
@@ -132,7 +135,7 @@ fn exit_status(status: ExitStatus) -> u8 {
 
 fn progress(message: &str) {
     if std::io::stderr().is_terminal() {
-        eprintln!("memtrace: {message}");
+        eprintln!("memtrace: {}", one_line(message));
     }
 }
 

@@ -93,7 +93,7 @@ impl Plan {
             cgroups: CgroupPolicy::default(),
             exact_sites: Vec::new(),
             ledger: LedgerConfig::default(),
-            verdict: VerdictConfig::default(),
+            verdict: verdict_for_tests()?,
             beat: Box::new(|| {}),
         })
     }
@@ -156,6 +156,7 @@ impl Session {
         };
         let reader = Reader::new(tracer.take_ring()?, pause_for_tests()?);
         tracer.attach_kernel(&options)?;
+        let sees_rcu_frees = tracer.sees_rcu_frees();
 
         let host_info = identity::host_info();
         let published = Arc::new(ArcSwap::from_pointee(nothing_yet(host_info.clone())));
@@ -174,6 +175,7 @@ impl Session {
             core: CoreConfig {
                 domains: options.domains.clone(),
                 named_caches: options.kmem_cache,
+                sees_rcu_frees,
                 ledger,
                 verdict,
             },
@@ -306,6 +308,15 @@ fn sizes_for_tests(mut sizes: Sizes) -> anyhow::Result<Sizes> {
         }
     }
     Ok(sizes)
+}
+
+/// Tests cannot watch for as long as a verdict takes.
+fn verdict_for_tests() -> anyhow::Result<VerdictConfig> {
+    const NAME: &str = "MEMTRACE_TUNE_VERDICT";
+    match std::env::var(NAME) {
+        Ok(text) => toml::from_str(&text).context(NAME),
+        Err(_) => Ok(VerdictConfig::default()),
+    }
 }
 
 /// Tests have the reader stand still, so that the ring overflows.

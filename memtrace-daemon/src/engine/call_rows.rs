@@ -26,6 +26,8 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
     let closed_ns = space.closed_ns;
     let until_ns = closed_ns.unwrap_or(now_ns);
     let note = (!shown).then_some("closed by exec");
+    // Where whoever has ended stays until the report, the report is about them.
+    let current = closed_ns.is_none() || (shown && core.config.ledger.linger_ns.is_none());
     let oldest = space.oldest();
     for (position, site) in space.sites().iter().enumerate() {
         let Some((api, domain)) = catalog::name_and_domain(site.function) else {
@@ -56,7 +58,7 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             failures: site.failures,
             oldest_age_seconds: oldest.get(&position).filter(|_| shown).map(age),
             judgement: core.verdicts.judge(&site.row(id), &facts),
-            current: closed_ns.is_none(),
+            current,
             frames_sampled: false,
             frames: stacks.frames(site.stack, FrameKind::Native),
             samples: Vec::new(),

@@ -18,6 +18,8 @@ pub struct CoreConfig {
     pub domains: Vec<Domain>,
     /// Whether named slab caches are followed.
     pub named_caches: bool,
+    /// Whether frees by kfree_rcu are seen.
+    pub sees_rcu_frees: bool,
     /// Bounds of the books.
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.

@@ -159,7 +159,7 @@ impl Painter<'_> {
                 continue;
             };
             let terms = painted.domains.entry(domain.name()).or_default();
-            terms.terms.add(&of_totals(totals, view.space.closed_ns.is_some()));
+            terms.terms.add(&of_totals(&totals, view.space.closed_ns.is_some()));
             terms.failures += totals.failures;
             terms.failed_frees += totals.failed_frees;
             terms.unknown_frees += totals.unknown_frees;
@@ -240,7 +240,7 @@ fn not_seen(core: &Core) -> Vec<String> {
     if on(Domain::Kernel) && !core.config.named_caches {
         rows.push("named slab caches (inodes, dentries, sockets): --kmem-cache".to_owned());
     }
-    if on(Domain::Kernel) {
+    if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
     }
     let names = |which: &dyn Fn(&Domain) -> bool| {

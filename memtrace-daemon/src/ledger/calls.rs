@@ -17,7 +17,10 @@ impl Ledger {
             return;
         }
         let space = self.spaces.entry(key.space).or_insert_with(|| {
-            self.ownerless.push(key.space);
+            // Space 0 is nobody's for ever: the common rows.
+            if key.space != 0 {
+                self.ownerless.push(key.space);
+            }
             Space::new(time_ns)
         });
         space.accept(function, totals);
@@ -79,8 +82,13 @@ impl Ledger {
             reason if reason == FreeReason::FreedUnseen as u32 => FreeReason::FreedUnseen,
             _ => FreeReason::Freed,
         };
-        let booked =
-            self.spaces.get_mut(&free.space).is_some_and(|space| space.free(free.id, reason));
+        let booked = self.spaces.get_mut(&free.space).is_some_and(|space| {
+            let booked = space.free(free.id, reason);
+            if booked && let Ok(function) = FunctionId::try_from(free.function) {
+                space.heard(function);
+            }
+            booked
+        });
         if booked {
             self.closed_calls.insert(free.id, ClosedCall::Booked);
         } else if self.closed_calls.get(&free.id).is_none() {

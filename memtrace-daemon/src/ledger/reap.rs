@@ -87,6 +87,8 @@ impl Ledger {
         closing.sort_unstable();
         closing.dedup();
         let mut waiting = Vec::new();
+        // Once anything is in the common rows nobody can tell whose it is.
+        let common = self.spaces.contains_key(&0);
         for id in closing {
             let Some(space) = self.spaces.get_mut(&id) else {
                 continue;
@@ -103,7 +105,7 @@ impl Ledger {
                 space.settled = true;
                 effects.settle_spaces.push(id);
                 waiting.push(id);
-            } else if !space.swept && space.holds() {
+            } else if !space.swept && (common || space.holds()) {
                 space.sweep();
                 effects.sweep_spaces.push(id);
             }
@@ -184,7 +186,7 @@ impl Ledger {
         self.forgotten_spaces.insert(id, ());
         for (function, totals) in space.totals() {
             if let Some(domain) = domain_of(function) {
-                let terms = terms::of_totals(totals, true);
+                let terms = terms::of_totals(&totals, true);
                 self.remainder.entry(domain).or_default().add(&terms);
             }
         }

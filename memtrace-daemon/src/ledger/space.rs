@@ -5,7 +5,7 @@
 //! difference is the row `unattributed`, and it is never negative.
 
 use memtrace_common::{Amount, FreeReason, FunctionId, Totals};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::record::StackKey;
 
@@ -27,6 +27,8 @@ pub struct Space {
     /// Whether its allocations may have been taken out of the kernel's live map.
     pub(super) swept: bool,
     totals: FxHashMap<FunctionId, Totals>,
+    /// Functions of which calls were heard since their totals came.
+    newer: FxHashSet<FunctionId>,
     sites: Vec<CallSite>,
     index: FxHashMap<(FunctionId, StackKey), usize>,
     live: FxHashMap<u64, LiveCall>,
@@ -91,6 +93,21 @@ struct LiveCall {
     time_ns: u64,
 }
 
+/// What the sites of one function add up to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    allocated: Amount,
+    freed: Amount,
+    freed_unseen: Amount,
+    failures: u64,
+}
+
+impl Sum {
+    fn live(&self) -> Amount {
+        self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
+    }
+}
+
 /// What is remembered of an id that left the books.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClosedCall {
@@ -105,9 +122,44 @@ impl Space {
         Self { first_ns, ..Self::default() }
     }
 
-    /// Totals by function.
-    pub fn totals(&self) -> impl Iterator<Item = (FunctionId, &Totals)> {
-        self.totals.iter().map(|(function, totals)| (*function, totals))
+    /// Totals by function. A call's record comes at once, totals once a second: what the sites
+    /// have heard of since then is in them.
+    pub fn totals(&self) -> impl Iterator<Item = (FunctionId, Totals)> {
+        let sums = self.sums();
+        let nothing = Totals::default();
+        let functions: FxHashSet<FunctionId> =
+            self.totals.keys().chain(sums.keys()).copied().collect();
+        functions.into_iter().map(move |function| {
+            let totals = self.totals.get(&function).unwrap_or(&nothing);
+            (function, self.lift(function, totals, sums.get(&function)))
+        })
+    }
+
+    /// Totals, and what the sites know beyond them.
+    fn lift(&self, function: FunctionId, totals: &Totals, sum: Option<&Sum>) -> Totals {
+        let mut lifted = *totals;
+        let Some(sum) = sum.filter(|_| self.newer.contains(&function)) else { return lifted };
+        let beyond = sum.allocated.saturating_sub(totals.allocated);
+        lifted.seen = totals.seen.saturating_add(beyond);
+        lifted.allocated = totals.allocated.saturating_add(beyond);
+        let most = |sum: Amount, total: Amount| total.saturating_add(sum.saturating_sub(total));
+        lifted.freed = most(sum.freed, totals.freed);
+        lifted.freed_unseen = most(sum.freed_unseen, totals.freed_unseen);
+        lifted.failures = totals.failures.max(sum.failures);
+        lifted
+    }
+
+    /// Sums over the sites by function.
+    fn sums(&self) -> FxHashMap<FunctionId, Sum> {
+        let mut sums: FxHashMap<FunctionId, Sum> = FxHashMap::default();
+        for site in &self.sites {
+            let sum = sums.entry(site.function).or_default();
+            sum.allocated = sum.allocated.saturating_add(site.allocated);
+            sum.freed = sum.freed.saturating_add(site.freed);
+            sum.freed_unseen = sum.freed_unseen.saturating_add(site.freed_unseen);
+            sum.failures += site.failures;
+        }
+        sums
     }
 
     /// Sites, in the order of their first calls.
@@ -157,21 +209,15 @@ impl Space {
     /// What of each function's totals the sites do not explain.
     #[must_use]
     pub fn gaps(&self) -> Vec<(FunctionId, Gap)> {
-        let mut sums: FxHashMap<FunctionId, Gap> = FxHashMap::default();
-        for site in &self.sites {
-            let sum = sums.entry(site.function).or_default();
-            sum.allocated = sum.allocated.saturating_add(site.allocated);
-            sum.freed = sum.freed.saturating_add(site.freed);
-            sum.live = sum.live.saturating_add(site.live());
-            sum.failures += site.failures;
-        }
+        let sums = self.sums();
         let mut gaps: Vec<_> = self
             .totals
             .iter()
             .map(|(function, totals)| {
+                let totals = self.lift(*function, totals, sums.get(function));
                 let explained = sums.get(function).copied().unwrap_or_default();
                 let allocated = totals.allocated.saturating_sub(explained.allocated);
-                let live = totals.live().saturating_sub(explained.live);
+                let live = totals.live().saturating_sub(explained.live());
                 let gap = Gap {
                     allocated,
                     freed: totals.freed.saturating_sub(explained.freed),
@@ -195,6 +241,7 @@ impl Space {
         let known = self.totals.entry(function).or_default();
         if events(totals) >= events(known) {
             *known = *totals;
+            self.newer.remove(&function);
         }
     }
 
@@ -216,6 +263,7 @@ impl Space {
             site.first_ns = site.first_ns.min(time_ns);
         }
         self.live.insert(id, LiveCall { site: position, bytes, time_ns });
+        self.heard(function);
         true
     }
 
@@ -225,6 +273,11 @@ impl Space {
         if let Some(site) = self.sites.get_mut(position) {
             site.failures += 1;
         }
+    }
+
+    /// Notes that a call of a function was heard: its sites may be ahead of its totals.
+    pub(super) fn heard(&mut self, function: FunctionId) {
+        self.newer.insert(function);
     }
 
     /// Books a free; false where the id is not live.

@@ -23,7 +23,7 @@ impl Ledger {
             for (function, totals) in space.totals() {
                 if let Some((_, domain)) = catalog::name_and_domain(function) {
                     let closed = space.closed_ns.is_some();
-                    host.entry(domain).or_default().add(&of_totals(totals, closed));
+                    host.entry(domain).or_default().add(&of_totals(&totals, closed));
                 }
             }
         }

@@ -227,12 +227,6 @@ impl Stacks {
         self.inner.told.until(at);
     }
 
-    /// The process runs another program: to be called where the stream of mapping events says
-    /// so (a COMM event with the exec bit), before the mappings that follow it there.
-    pub fn executed(&self, tgid: u32) {
-        lock(&self.inner.spaces).executed(tgid);
-    }
-
     /// No stack of this address space will be asked for again.
     pub fn forget(&self, space: u32) {
         lock(&self.inner.spaces).forget(space);

@@ -182,12 +182,6 @@ impl Spaces {
         table.add(vec![row]);
     }
 
-    /// The process runs another program: what events told of it is void. To be called in the
-    /// order of the mapping events.
-    pub fn executed(&mut self, tgid: u32) {
-        self.told.remove(&tgid);
-    }
-
     /// Nobody will ask about this space again.
     pub fn forget(&mut self, space: u32) {
         self.spaces.remove(&space);
@@ -337,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn events_name_a_process_that_was_never_read_until_it_executes() {
+    fn events_name_a_process_that_was_never_read() {
         let mut spaces = Spaces::default();
         let mapping = Mapping {
             tgid: 9,
@@ -354,8 +348,6 @@ mod tests {
         assert!(spaces.knows(9, 1) && !spaces.knows(8, 1));
         spaces.process(&entry(9, 3, 1, 1));
         assert!(spaces.find(9, 1, 0x1010).is_some());
-        spaces.executed(9);
-        assert_eq!(spaces.find(9, 1, 0x1010), None);
         // Another process with this id, started after the event.
         spaces.mapping(&mapping, 6);
         spaces.process(&entry(9, 4, 2, 1));

@@ -29,10 +29,8 @@ pub(super) fn requirements(release: Option<Release>) -> Vec<Ability> {
     let full = name.release().to_string_lossy().into_owned();
     let (state, detail) = match release {
         None => (State::Unknown, format!("{full}, of which no version could be read")),
-        // Attach cookies came with 5.15; everything else that is required is older.
-        Some(release) if !release.at_least(5, 15) => {
-            (State::Missing, format!("{full}, below 5.15"))
-        }
+        // From 6.1 on one tracepoint tells of kmalloc on any node; everything else is older.
+        Some(release) if !release.at_least(6, 1) => (State::Missing, format!("{full}, below 6.1")),
         Some(release) if !release.at_least(6, 6) => {
             (State::Present, format!("{full}; uprobes by perf events, slow to detach, below 6.6"))
         }
@@ -44,7 +42,7 @@ pub(super) fn requirements(release: Option<Release>) -> Vec<Ability> {
         required: true,
         detail,
         degraded: "older kernels lack attach cookies, by which a probe knows its function",
-        mend: "use a kernel of 5.15 or later, better 6.6 or later",
+        mend: "use a kernel of 6.1 or later, better 6.6 or later",
     };
 
     let machine = name.machine().to_string_lossy().into_owned();

@@ -71,7 +71,7 @@ const ROWS: [Row; 10] = [
         required: true,
         attempt: attach_cookies,
         degraded: "a probe cannot tell which library function it is on",
-        mend: "use a kernel of 5.15 or later",
+        mend: "use a kernel of 6.1 or later",
     },
     Row {
         name: "ring_buffer",

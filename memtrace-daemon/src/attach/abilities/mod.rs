@@ -48,7 +48,7 @@ impl Ability {
     #[must_use]
     pub fn title(&self) -> &'static str {
         match self.name {
-            "kernel" => "kernel 5.15 or later",
+            "kernel" => "kernel 6.1 or later",
             "architecture" => "x86-64",
             "pid_namespace" => "initial pid namespace",
             "kallsyms" => "kernel symbols",

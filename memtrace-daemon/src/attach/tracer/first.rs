@@ -8,12 +8,7 @@ use memtrace_common::{Control, FunctionSpec, Totals, TotalsKey, tunables};
 
 use super::access::{insert, typed_mut};
 use crate::{
-    attach::{
-        btf::{ABSENT, KernelLayout},
-        error::TracerError,
-        options::Options,
-        plain::Plain,
-    },
+    attach::{btf::KernelLayout, error::TracerError, options::Options, plain::Plain},
     catalog,
 };
 
@@ -21,12 +16,6 @@ use crate::{
 pub(super) fn globals(layout: &KernelLayout, options: &Options) -> Vec<(&'static str, u64)> {
     let limit = |entries: u32| u64::from(entries) * tunables::LIVE_FILL_PERCENT / 100;
     let mut globals = layout.globals();
-    // A position that the kernel does not have belongs to a program that is not loaded.
-    for (_, value) in &mut globals {
-        if *value == ABSENT {
-            *value = 0;
-        }
-    }
     globals.extend([
         ("SELF_TGID", u64::from(std::process::id())),
         ("ONLY_TRACED", u64::from(options.only_traced)),

@@ -49,6 +49,27 @@ pub fn pipes(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `waits N`: has one epoll instance wait for N eventfds, then for none. Each wait is one object
+/// of the named cache `eventpoll_pwq`, taken at its beginning and given back at its end.
+pub fn waits(arguments: &Arguments) -> anyhow::Result<()> {
+    let number = arguments.number(0)?;
+    allow(number)?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll_create1")?;
+    let events: Vec<OwnedFd> = (0..number)
+        .map(|_| eventfd(0, EventfdFlags::CLOEXEC))
+        .collect::<Result<_, _>>()
+        .context("eventfd")?;
+    for event in &events {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, event, data, epoll::EventFlags::IN).context("adding to epoll")?;
+    }
+    arguments.checkpoint(json!({ "waits": number }))?;
+    for event in &events {
+        epoll::delete(&epoll, event).context("deleting from epoll")?;
+    }
+    arguments.checkpoint(json!({ "waits": 0 }))
+}
+
 /// The kernel closes what the end of the process finds open; that is what is to be seen.
 fn leave_open(held: Vec<OwnedFd>) {
     std::mem::forget(held);

@@ -6,6 +6,7 @@
 
 mod descriptors;
 mod mqueue;
+mod pings;
 mod sysv;
 
 use std::io::BufRead;
@@ -48,7 +49,10 @@ impl Arguments {
 }
 
 fn run() -> anyhow::Result<()> {
-    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    // Our own name may be anything; the arguments are text.
+    let words: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect();
+    let mut words = words.map_err(|word| anyhow::anyhow!("not text: {word:?}"))?;
     let hold = words.last().is_some_and(|word| word == "--hold");
     words.truncate(words.len() - usize::from(hold));
     let mut words = words.into_iter();
@@ -63,6 +67,8 @@ fn run() -> anyhow::Result<()> {
         "mixed" => sysv::mixed(&arguments),
         "eventfds" => descriptors::eventfds(&arguments),
         "pipes" => descriptors::pipes(&arguments),
+        "waits" => descriptors::waits(&arguments),
+        "pings" => pings::pings(&arguments),
         "epoll-loop" => descriptors::epoll_loop(&arguments),
         "pipe-loop" => descriptors::pipe_loop(&arguments),
         _ => bail!("no command {command}"),
