@@ -84,8 +84,8 @@ fn an_included_name_is_booked_and_nobody_else() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn an_excluded_name_is_not_booked_and_all_others_are() -> Result<()> {
     let fixtures = fixture::build(Variant::Plain)?;
-    // Between fork and exec a process has the name of the one that starts it: this one.
-    let own = std::fs::read_to_string(format!("/proc/{}/comm", std::process::id()))?;
+    // Between fork and exec a process has the name of the thread that starts it: this one.
+    let own = std::fs::read_to_string("/proc/thread-self/comm")?;
     let daemon = daemon(&fixtures, &format!("[exclude]\ncomm = [\"client\", {:?}]\n", own.trim()))?;
     let truth = client(&fixtures)?;
     let (sender, _left) = messages()?;
