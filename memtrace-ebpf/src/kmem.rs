@@ -196,13 +196,20 @@ fn allocated(context: *mut c_void, allocation: &Allocation) {
 #[inline(always)]
 fn on_behalf_of(context: *mut c_void, task: Task) -> Option<(u32, Context)> {
     if !on_stack(context, task.kernel_stack()) {
-        return (globals::only_traced() == 0).then_some((0, Context::Interrupt));
+        return nobody_is_booked().then_some((0, Context::Interrupt));
     }
     let who = if task.is_kernel_thread() { Context::Worker } else { Context::Process };
     match process::current(task) {
         Some(identity) => identity.booked().then_some((identity.serial, who)),
-        None => (globals::only_traced() == 0).then_some((0, who)),
+        None => nobody_is_booked().then_some((0, who)),
     }
+}
+
+/// Whether memory is booked that belongs to no process: not where only some processes are.
+#[inline(always)]
+fn nobody_is_booked() -> bool {
+    globals::only_traced() == 0
+        && (globals::policy_active() == 0 || globals::policy_default_exclude() == 0)
 }
 
 /// 0, or the hash of the kernel stack where the call site is followed exactly.

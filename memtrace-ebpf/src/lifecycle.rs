@@ -55,7 +55,8 @@ fn executed(ctx: &BtfTracePointContext) -> Option<()> {
 }
 
 /// A child starts with empty user books, or with its parent's while they share memory. What
-/// `run` and `attach` follow in the parent they follow in the child.
+/// `run` and `attach` follow in the parent they follow in the child, and it is in its parent's
+/// cgroup until user space says otherwise.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn mt_fork(ctx: BtfTracePointContext) -> i32 {
     forked(Task(ctx.arg::<*const u8>(0)), Task(ctx.arg::<*const u8>(1)));
@@ -77,6 +78,9 @@ fn forked(parent: Task, child: Task) -> Option<()> {
         space = of_parent.space;
         // SAFETY: a checked map value.
         owner = unsafe { (*parent_entry).space_owner };
+    }
+    if globals::policy_active() != 0 {
+        process::inherit_policy(&parent.process_key(), &key);
     }
     let birth = Birth {
         flags: of_parent.flags & ProcessFlags::TRACED,

@@ -72,10 +72,10 @@ pub static POLICY_COMM: HashMap<[u8; 16], u32> =
 #[map(name = "mt_policy_uid")]
 pub static POLICY_UID: HashMap<u32, u32> = HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
 
-/// Processes that user space has decided about, by the name of their cgroup.
+/// Processes that user space has decided about, by the name of their cgroup, and their children.
 #[map(name = "mt_policy_proc")]
 pub static POLICY_PROCESS: HashMap<ProcessKey, u32> =
-    HashMap::with_max_entries(tunables::POLICY_ENTRIES, 0);
+    HashMap::with_max_entries(tunables::PROCESSES, 0);
 
 /// One [`LossCounter`] a cause.
 #[map(name = "mt_loss")]

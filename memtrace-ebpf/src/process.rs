@@ -217,6 +217,17 @@ fn excluded(entry: *mut ProcessEntry) -> bool {
     said & Policy::INCLUDE == 0 && globals::policy_default_exclude() != 0
 }
 
+/// What user space has decided about a process holds for its child from the beginning.
+#[inline(always)]
+pub fn inherit_policy(parent: &ProcessKey, child: &ProcessKey) {
+    // SAFETY: a value of a preallocated map that only user space and a fork change.
+    if let Some(said) = unsafe { POLICY_PROCESS.get(parent) } {
+        let said = *said;
+        // If there is no room user space decides when it has seen the child.
+        let _ = POLICY_PROCESS.insert(child, &said, 0);
+    }
+}
+
 /// Sends the entry; what the ring does not accept, the flush sends again.
 #[inline(always)]
 pub fn report(entry: *mut ProcessEntry) {

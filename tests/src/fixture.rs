@@ -28,6 +28,12 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
+    /// Copies of them in another directory.
+    #[must_use]
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_path_buf() }
+    }
+
     /// The stub runtime, `libcudart.so.12`.
     #[must_use]
     pub fn cudart(&self) -> PathBuf {

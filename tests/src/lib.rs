@@ -5,6 +5,7 @@
 //! that brings it. Every process, queue and directory that it makes is removed by a guard.
 
 pub mod bpf;
+pub mod cgroup;
 pub mod daemon;
 pub mod dump;
 pub mod fixture;

@@ -38,7 +38,7 @@ impl Default for Sizes {
 impl Sizes {
     /// (map, entries) as the loader takes them.
     #[must_use]
-    pub const fn map_entries(&self) -> [(&'static str, u32); 9] {
+    pub const fn map_entries(&self) -> [(&'static str, u32); 10] {
         [
             ("mt_klive", self.kernel_live_entries),
             ("mt_clive", self.call_live_entries),
@@ -46,6 +46,7 @@ impl Sizes {
             ("mt_index", self.accounts),
             ("mt_slots", self.accounts),
             ("mt_processes", self.processes),
+            ("mt_policy_proc", self.processes),
             ("mt_totals", self.totals),
             ("mt_promoted", self.promoted),
             ("mt_events", self.ring_bytes),

@@ -22,7 +22,7 @@ pub struct Include {
     pub unit: Vec<String>,
 }
 
-/// Never booked, never probed.
+/// Processes that are never booked, libraries that are never probed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Exclude {

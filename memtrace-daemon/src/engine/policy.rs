@@ -21,6 +21,10 @@ struct Rules {
 }
 
 impl Rules {
+    fn is_empty(&self) -> bool {
+        self.cgroups.is_empty() && self.units.is_empty()
+    }
+
     fn matches(&self, path: &str) -> bool {
         let below = |rule: &String| {
             let rule = rule.trim_end_matches('/');
@@ -43,6 +47,12 @@ impl CgroupPolicy {
             include: rules(&include.cgroup, &include.unit),
             exclude: rules(&exclude.cgroup, &exclude.unit),
         }
+    }
+
+    /// Whether there is no rule.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.include.is_empty() && self.exclude.is_empty()
     }
 
     /// Whether a process in this cgroup is booked; `None` where no rule names it.

@@ -71,12 +71,11 @@ impl Todo<'_> {
         self.unfamiliar.remove(serial);
         let entry = core.ledger().process(*serial).and_then(|process| process.entry);
         if let (Some(entry), Some(cgroup)) = (entry, cgroup)
-            && let Some(include) = self.policy.says(cgroup)
+            && !self.policy.is_empty()
         {
-            report(
-                "set the policy of a process",
-                self.tracer.set_process_policy(entry.key, include),
-            );
+            let include = self.policy.says(cgroup);
+            let set = self.tracer.set_process_policy(entry.key, include);
+            report("set the policy of a process", set);
         }
     }
 

@@ -13,8 +13,9 @@ use super::tracer::{Programs, Tracer};
 
 /// memtrace over empty probes.
 const BAR: f64 = 1.8;
-/// Pairs a run: their records fit into the ring buffer even if nobody reads.
-const PAIRS: u32 = 3_000;
+/// Pairs a run, a millisecond: the records of ten times as many fit into the ring buffer, which
+/// is emptied every 20 ms.
+const PAIRS: u32 = 200;
 /// What `bench_loops cuda` allocates.
 const BYTES: u32 = 4_096;
 

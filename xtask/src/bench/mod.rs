@@ -1,9 +1,13 @@
-//! `cargo xtask bench`: what tracing costs the traced, side by side.
+//! `cargo xtask bench`: what tracing costs the traced, side by side, and what the daemon costs.
 //!
 //! Each loop runs in short pinned runs of a child program, untraced, under empty programs, under
 //! memtrace, and under the bpftrace equivalent, interleaved; the smallest time of each is
 //! compared, since on a shared machine everything but the minimum measures the neighbours. A
-//! ratio over its bar is a failure. Nothing here runs in `cargo xtask test`.
+//! ratio over its bar is a failure. The daemon's own numbers come from synthetic records and
+//! stand beside their budgets. Nothing here runs in `cargo xtask test`.
+//!
+//! Only a release build of memtrace is worth measuring: its daemon shares the loops' CPU on a
+//! small machine, and a debug build's takes a good part of it.
 
 mod calls;
 mod kernel;
@@ -24,14 +28,14 @@ use crate::{build, command, setup};
 /// Options of `cargo xtask bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure; both without it
+    /// What to measure; everything without it
     #[arg(value_enum)]
     what: Option<What>,
     /// How often each tracer is started
-    #[arg(long, default_value_t = 14)]
+    #[arg(long, default_value_t = 10)]
     rounds: u32,
-    /// Timed runs of each loop for each start
-    #[arg(long, default_value_t = 3)]
+    /// Timed runs of each loop for each start, a millisecond each
+    #[arg(long, default_value_t = 20)]
     runs: u32,
     /// The CPU that the loops are pinned to; the last one without it
     #[arg(long)]
@@ -52,6 +56,10 @@ enum What {
     Kernel,
     /// Library calls: cudaMalloc and cudaFree
     Calls,
+    /// Intake, ledger, snapshots and reports
+    Engine,
+    /// The daemon's memory and the kernel's maps
+    Memory,
 }
 
 /// Runs the benchmarks and prints their tables.
@@ -66,12 +74,19 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let programs = programs(args.memtrace.as_deref())?;
     let plan = Plan { rounds: args.rounds, runs: args.runs, cpu: cpu(args.cpu)? };
     let mut failures = Vec::new();
-    if args.what != Some(What::Calls) {
+    let wanted = |what| args.what.is_none_or(|only| only == what);
+    if wanted(What::Kernel) {
         failures.extend(kernel::run(&programs, plan)?);
     }
-    if args.what != Some(What::Kernel) {
+    if wanted(What::Calls) {
         let library = args.library.clone().map_or_else(|| stub(&programs), Ok)?;
         failures.extend(calls::run(&programs, plan, &library)?);
+    }
+    for (what, name) in [(What::Engine, "engine"), (What::Memory, "memory")] {
+        if wanted(what) {
+            println!();
+            command::run(Command::new(&programs.engine).arg(name))?;
+        }
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -85,13 +100,15 @@ fn programs(memtrace: Option<&Path>) -> anyhow::Result<Programs> {
         build::release()?;
     }
     let packages = ["--package", "memtrace-daemon", "--package", "memtrace-tests"];
-    let targets = ["--bin", "bench_loops", "--example", "empty_probes"];
+    let targets =
+        ["--bin", "bench_loops", "--example", "empty_probes", "--example", "engine_costs"];
     command::run(command::cargo().args(["build", "--release"]).args(packages).args(targets))?;
     let release = command::root().join("target/release");
     Ok(Programs {
         memtrace: memtrace.map_or_else(build::binary, Path::to_path_buf),
         loops: release.join("bench_loops"),
         empty: release.join("examples/empty_probes"),
+        engine: release.join("examples/engine_costs"),
     })
 }
 

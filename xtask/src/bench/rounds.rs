@@ -73,9 +73,8 @@ pub fn run(bench: &Bench<'_>, programs: &Programs, plan: Plan) -> anyhow::Result
             let running = tracer::start(*tracer, programs, bench.empty, &scratch.0)?;
             let socket = running.as_ref().and_then(|running| running.socket());
             let before = socket.map(readings::metrics).transpose()?.unwrap_or_default();
-            for _ in 0..plan.runs {
-                for one in bench.loops {
-                    let time = time(programs, one, plan.cpu)?;
+            for one in bench.loops {
+                for time in times(programs, one, plan)? {
                     samples.add(one.name, *tracer, time, one.iterations);
                 }
             }
@@ -89,16 +88,20 @@ pub fn run(bench: &Bench<'_>, programs: &Programs, plan: Plan) -> anyhow::Result
     Ok(over)
 }
 
-/// One run of a loop, in nanoseconds.
-fn time(programs: &Programs, one: &Loop<'_>, cpu: usize) -> anyhow::Result<u64> {
+/// The runs of a loop, in nanoseconds each.
+fn times(programs: &Programs, one: &Loop<'_>, plan: Plan) -> anyhow::Result<Vec<u64>> {
     let mut command = Command::new(&programs.loops);
-    command.arg(one.name).arg(cpu.to_string()).arg(one.iterations.to_string());
+    let numbers = [plan.cpu.to_string(), plan.runs.to_string(), one.iterations.to_string()];
+    command.arg(one.name).args(numbers);
     let output = command.args(one.arguments).output().context("starting bench_loops")?;
     if !output.status.success() {
         bail!("loop {}: {}", one.name, String::from_utf8_lossy(&output.stderr).trim());
     }
-    let text = String::from_utf8(output.stdout).context("bench_loops prints a number")?;
-    text.trim().parse().with_context(|| format!("bench_loops printed {text:?}"))
+    let text = String::from_utf8(output.stdout).context("bench_loops prints numbers")?;
+    let times: Result<Vec<u64>, _> = text.lines().map(str::parse).collect();
+    let times = times.with_context(|| format!("bench_loops printed {text:?}"))?;
+    ensure!(times.len() == plan.runs as usize, "bench_loops printed {text:?}");
+    Ok(times)
 }
 
 /// Waits until memtrace has booked what was run since `before`.

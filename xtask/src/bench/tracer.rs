@@ -29,6 +29,8 @@ pub struct Programs {
     pub loops: PathBuf,
     /// Empty programs on the same hooks.
     pub empty: PathBuf,
+    /// Feeds the engine.
+    pub engine: PathBuf,
 }
 
 /// What traces.

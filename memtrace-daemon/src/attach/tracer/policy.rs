@@ -1,10 +1,11 @@
 //! Who is followed, who is left out, and what is followed exactly.
 
+use aya::maps::{HashMap, MapData};
 use memtrace_common::{Policy, ProcessKey};
 
 use super::{
     NOTE_TRACED, Tracer,
-    access::{insert, program},
+    access::{insert, program, remove, typed},
     iterate,
 };
 use crate::attach::{error::TracerError, options::Subject, plain::Plain};
@@ -42,16 +43,25 @@ impl Tracer {
         self.raise_generation()
     }
 
-    /// Says whether one process is booked or left out.
+    /// Says whether one process is booked or left out; with `None`, that it is neither, whatever
+    /// it has from its parent.
     ///
     /// # Errors
     /// What the kernel said.
     pub fn set_process_policy(
         &mut self,
         key: ProcessKey,
-        include: bool,
+        include: Option<bool>,
     ) -> Result<(), TracerError> {
-        insert(&mut self.ebpf, "mt_policy_proc", Plain(key), said(include))?;
+        const NAME: &str = "mt_policy_proc";
+        let known: HashMap<&MapData, Plain<ProcessKey>, u32> = typed(&self.ebpf, NAME)?;
+        if known.get(&Plain(key), 0).ok() == include.map(said) {
+            return Ok(());
+        }
+        match include {
+            Some(include) => insert(&mut self.ebpf, NAME, Plain(key), said(include))?,
+            None => remove::<_, u32>(&mut self.ebpf, NAME, Plain(key))?,
+        }
         self.raise_generation()
     }
 

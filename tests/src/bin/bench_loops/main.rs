@@ -1,22 +1,28 @@
-//! The loops that `cargo xtask bench` times: one run of one loop on one CPU, its time on
-//! standard output in nanoseconds. It knows nothing of tracing and must allocate nothing in a
-//! loop but what the loop is about.
+//! The loops that `cargo xtask bench` times: short runs of one loop on one CPU, the time of each
+//! on a line of standard output in nanoseconds. It knows nothing of tracing and must allocate
+//! nothing in a loop but what the loop is about.
 
 use std::ffi::{CStr, CString, c_void};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use memtrace_tests::fixture;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-const USAGE: &str = "usage: bench_loops epoll|pipe CPU ITERATIONS
-       bench_loops cuda CPU ITERATIONS LIBRARY
+mod callers;
+
+const USAGE: &str = "usage: bench_loops epoll|pipe CPU RUNS ITERATIONS
+       bench_loops cuda CPU RUNS ITERATIONS LIBRARY
        bench_loops hold LIBRARY            keeps it mapped until standard input ends
        bench_loops stub                    builds the stub CUDA runtime and prints its path";
 
+/// Callers with frame pointers between a loop and `main`: what a real stack has of them.
+const CALLERS: u64 = 16;
+/// Between two runs.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Bytes of one device allocation.
 const DEVICE_BYTES: usize = 4_096;
 
@@ -27,11 +33,11 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["epoll", cpu, iterations] => time(cpu, iterations, epoll),
-        ["pipe", cpu, iterations] => time(cpu, iterations, pipe),
-        ["cuda", cpu, iterations, library] => {
+        ["epoll", cpu, runs, iterations] => time(cpu, runs, iterations, epoll),
+        ["pipe", cpu, runs, iterations] => time(cpu, runs, iterations, pipe),
+        ["cuda", cpu, runs, iterations, library] => {
             let (allocate, free) = cuda_functions(Path::new(library))?;
-            time(cpu, iterations, || cuda(allocate, free))
+            time(cpu, runs, iterations, || cuda(allocate, free))
         }
         ["hold", library] => hold(Path::new(library)),
         ["stub"] => {
@@ -42,20 +48,35 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Runs a tenth to warm up, then all, and prints the time of these.
-fn time(cpu: &str, iterations: &str, once: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// Times the runs, at a depth of [`CALLERS`] calls. Before each it sleeps, so that the run
+/// begins with a fresh share of a busy CPU and whoever reads can catch up, and warms up with a
+/// tenth.
+fn time(
+    cpu: &str,
+    runs: &str,
+    iterations: &str,
+    once: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu.parse().context("CPU is a number")?);
     sched_setaffinity(None, &cpus).with_context(|| format!("pinning to CPU {cpu}"))?;
+    let runs: u64 = runs.parse().context("RUNS is a number")?;
     let iterations: u64 = iterations.parse().context("ITERATIONS is a number")?;
-    for _ in 0..iterations / 10 {
-        once()?;
+    let run = || -> anyhow::Result<()> {
+        for _ in 0..iterations / 10 {
+            once()?;
+        }
+        let start = Instant::now();
+        for _ in 0..iterations {
+            once()?;
+        }
+        println!("{}", start.elapsed().as_nanos());
+        Ok(())
+    };
+    for _ in 0..runs {
+        std::thread::sleep(PAUSE);
+        callers::below(CALLERS, &run)?;
     }
-    let start = Instant::now();
-    for _ in 0..iterations {
-        once()?;
-    }
-    println!("{}", start.elapsed().as_nanos());
     Ok(())
 }
 

@@ -1,0 +1,162 @@
+//! What memtrace's user side costs, for `cargo xtask bench`: records a second through intake
+//! and ledger on one core, the time of a snapshot, memory.
+//!
+//! Everything is synthetic and in this process: no root, no programs, no clock in the records.
+//! Numbers stand beside the budgets of the design and fail nothing.
+
+mod world;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use memtrace_daemon::attach::memory::{BUDGET_BYTES, plan, possible_cpus, total_bytes};
+use memtrace_daemon::attach::object::OBJECT;
+use memtrace_daemon::attach::options::Sizes;
+use memtrace_daemon::engine::Core;
+use memtrace_daemon::intake::decode;
+use memtrace_daemon::report::{self, Filter, Format};
+
+use self::world::{Draft, PROCESSES, SITES, World, setting};
+
+const USAGE: &str = "usage: engine_costs engine     records a second, time of a snapshot
+       engine_costs memory     of 10,000 sites in 1,000 processes, and of the kernel's maps";
+
+/// Records a second on one core.
+const RATE_BUDGET: f64 = 5e6;
+/// A dump of 10,000 sites.
+const DUMP_BUDGET: Duration = Duration::from_secs(1);
+/// Anonymous memory of the daemon.
+const ANONYMOUS_BUDGET: u64 = 64 << 20;
+/// How long each rate is measured; the fastest pass counts.
+const MEASURE: Duration = Duration::from_secs(2);
+/// Pictures that are painted; the fastest counts.
+const PICTURES: u32 = 20;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["engine"] => engine(),
+        ["memory"] => memory(),
+        _ => bail!("{USAGE}"),
+    }
+}
+
+fn engine() -> anyhow::Result<()> {
+    let mut world = World::new();
+    println!("intake and ledger, one core, books of {SITES} sites in {PROCESSES} processes");
+    for (name, mut drafts) in [
+        ("calls, allocation and free", world.calls()),
+        ("kernel accounts", world.accounts()),
+        ("kernel accounts with a stack", world.samples()),
+    ] {
+        let rate = rate(&mut world, &mut drafts)?;
+        let ratio = rate / RATE_BUDGET;
+        println!("  {name:32}{:8.2} million records/s   ×{ratio:.2} of 5", rate / 1e6);
+    }
+    let paint = fastest(|| {
+        black_box(world.core.snapshot(world.now_ns, &setting()));
+    });
+    println!("  {:32}{:8.1} ms", "a snapshot", milliseconds(paint));
+    let snapshot = world.core.snapshot(world.now_ns, &setting());
+    for format in [Format::Json, Format::Text] {
+        let mut bytes = Vec::new();
+        let time = fastest(|| {
+            bytes.clear();
+            // A vector takes everything.
+            let _ = report::render(&snapshot, format, &Filter::default(), None, &mut bytes);
+        });
+        let ratio = (paint + time).as_secs_f64() / DUMP_BUDGET.as_secs_f64();
+        println!(
+            "  {:32}{:8.1} ms, {:.1} MiB; with the snapshot ×{ratio:.2} of 1 s",
+            format!("… as {format}"),
+            milliseconds(time),
+            mebibytes(bytes.len() as u64),
+        );
+    }
+    Ok(())
+}
+
+/// Records a second of the fastest pass over some records.
+fn rate(world: &mut World, drafts: &mut [Draft]) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    let mut best = 0.0_f64;
+    while start.elapsed() < MEASURE {
+        let (records, bytes) = world.encoded(drafts);
+        let begin = Instant::now();
+        feed(&mut world.core, &bytes)?;
+        best = best.max(f64::from(records) / begin.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Takes in records that lie one behind the other, each with its length.
+fn feed(core: &mut Core, mut bytes: &[u8]) -> anyhow::Result<()> {
+    while let Some(length) = bytes.get(size_of::<u32>()..2 * size_of::<u32>()) {
+        let length = u32::from_ne_bytes(length.try_into()?);
+        let (record, rest) = bytes.split_at(usize::try_from(length)?.min(bytes.len()));
+        let (_, record) = decode(record).context("a record of our own")?;
+        black_box(core.apply(&record));
+        bytes = rest;
+    }
+    Ok(())
+}
+
+fn fastest(mut what: impl FnMut()) -> Duration {
+    let once = |_| {
+        let begin = Instant::now();
+        what();
+        begin.elapsed()
+    };
+    (0..PICTURES).map(once).min().unwrap_or_default()
+}
+
+fn memory() -> anyhow::Result<()> {
+    let before = anonymous()?;
+    let mut world = World::new();
+    world.grow_old();
+    let books = anonymous()?;
+    // What is published, and the next one while readers still hold it.
+    let pictures = [0, 1].map(|_| world.core.snapshot(world.now_ns, &setting()));
+    let with_pictures = anonymous()?;
+    println!("anonymous memory, {SITES} sites in {PROCESSES} processes");
+    println!("  {:32}{:8.1} MiB", "books, history, names", mebibytes(books - before));
+    println!("  {:32}{:8.1} MiB", "two snapshots", mebibytes(with_pictures - books));
+    let ratio = with_pictures as f64 / ANONYMOUS_BUDGET as f64;
+    println!(
+        "  {:32}{:8.1} MiB   ×{ratio:.2} of 64 (without the symbolizer's caches and the server)",
+        "this process",
+        mebibytes(with_pictures),
+    );
+    drop(pictures);
+
+    let cpus = possible_cpus()?;
+    let plan = plan(OBJECT, &Sizes::default(), cpus)?;
+    let total = total_bytes(&plan, cpus);
+    let ratio = total as f64 / BUDGET_BYTES as f64;
+    println!("kernel maps, {cpus} possible CPUs");
+    let mut largest: Vec<_> = plan.iter().map(|map| (map.bytes(cpus), &map.name)).collect();
+    largest.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    for (bytes, name) in largest.iter().take(6) {
+        println!("  {name:32}{:8.1} MiB", mebibytes(*bytes));
+    }
+    println!("  {:32}{:8.1} MiB   ×{ratio:.2} of 96", "all", mebibytes(total));
+    Ok(())
+}
+
+/// Anonymous memory of this process, bytes.
+fn anonymous() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next());
+    let kibibytes: u64 = kibibytes.context("no RssAnon in /proc/self/status")?.parse()?;
+    Ok(kibibytes << 10)
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

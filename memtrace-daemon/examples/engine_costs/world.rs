@@ -1,0 +1,279 @@
+//! A host that is not there: 1,000 processes of 50 programs, each with 10 sites, half of them
+//! kernel accounts and half calls, all named.
+
+use memtrace_common::bytemuck::{Zeroable, bytes_of};
+use memtrace_common::{
+    Account, AccountKey, AccountRecord, AllocationRecord, Amount, Context, Domain, FreeReason,
+    FreeRecord, KMALLOC, KernelSampleRecord, ProcessEntry, ProcessKey, RecordHeader, RecordKind,
+    Totals, TotalsKey,
+};
+use memtrace_daemon::catalog;
+use memtrace_daemon::engine::{Core, CoreConfig, Setting};
+use memtrace_daemon::record::{Anchor, RawStack, Record, StackLabel, StackOrigin};
+use memtrace_daemon::snapshot::{Frame, FrameKind, HostInfo};
+
+/// Processes.
+pub const PROCESSES: u32 = 1_000;
+/// Sites of all processes.
+pub const SITES: u32 = PROCESSES * (ACCOUNTS + CALL_SITES);
+
+const PROGRAMS: u32 = 50;
+const ACCOUNTS: u32 = 5;
+const CALL_SITES: u32 = 5;
+/// Live allocations of each call site.
+const LIVE: u64 = 4;
+const FRAMES: u64 = 16;
+const SECOND: u64 = 1_000_000_000;
+/// Ticks after which every window of the verdicts' history is full.
+const OLD_SECONDS: u64 = 600;
+
+/// What is sent again and again.
+pub enum Draft {
+    /// A call that allocates and the one that frees.
+    Call(Box<(AllocationRecord, FreeRecord)>),
+    /// An account.
+    Account(AccountRecord),
+    /// An account with a stack.
+    Sample(Box<KernelSampleRecord>),
+}
+
+/// The core, and what was told to it.
+pub struct World {
+    /// The core.
+    pub core: Core,
+    /// Time, monotonic ns.
+    pub now_ns: u64,
+    next_id: u64,
+    function: u16,
+}
+
+impl World {
+    /// Books of all processes and sites.
+    pub fn new() -> Self {
+        let domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
+        let config = CoreConfig { domains, ..CoreConfig::default() };
+        let functions = catalog::library_functions();
+        let function = functions.iter().find(|function| function.symbol == "cudaMalloc");
+        let function = function.map_or(0, |function| function.id);
+        let mut world = Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function };
+        for serial in 1..=PROCESSES {
+            world.begin(serial);
+        }
+        world
+    }
+
+    fn begin(&mut self, serial: u32) {
+        let mut comm = [0; 16];
+        let name = format!("program-{}", serial % PROGRAMS);
+        comm.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        let key = ProcessKey { start_ns: u64::from(serial), tgid: 1_000 + serial, reserved: 0 };
+        let entry = ProcessEntry {
+            key,
+            serial,
+            space: serial,
+            space_owner: serial,
+            comm,
+            version: 1,
+            ..ProcessEntry::default()
+        };
+        self.tell(&Record::Process { time_ns: self.now_ns, entry });
+        for site in 0..ACCOUNTS {
+            let mut sample = KernelSampleRecord { weight: 1, ..KernelSampleRecord::zeroed() };
+            self.fill_sample(&mut sample, serial, site, LIVE);
+            self.tell(&Record::KernelSample(Box::new(sample)));
+        }
+        for site in 0..CALL_SITES {
+            for _ in 0..LIVE {
+                let call = self.call(serial, site);
+                self.tell(&Record::Allocation(Box::new(call)));
+            }
+        }
+        let count = u64::from(CALL_SITES) * LIVE;
+        let amount = Amount { count, bytes: count << 10 };
+        let totals = Totals { seen: amount, allocated: amount, ..Totals::default() };
+        let key = TotalsKey { space: serial, function: u32::from(self.function) };
+        self.tell(&Record::Totals { time_ns: self.now_ns, key, totals });
+    }
+
+    /// Lets time pass until every history is full.
+    pub fn grow_old(&mut self) {
+        for _ in 0..OLD_SECONDS {
+            self.now_ns += SECOND;
+            let now_ns = self.now_ns;
+            self.tell(&Record::Tick { now_ns });
+        }
+    }
+
+    /// Applies a record, and names at once the stacks that it asks for.
+    fn tell(&mut self, record: &Record) {
+        for stack in self.core.apply(record).stacks {
+            let label = label(&stack);
+            self.core.apply(&Record::Stack(label));
+        }
+    }
+
+    /// One allocation and its free at each call site.
+    pub fn calls(&mut self) -> Vec<Draft> {
+        each_site(CALL_SITES)
+            .map(|(serial, site)| {
+                let call = self.call(serial, site);
+                let free = FreeRecord {
+                    header: header::<FreeRecord>(RecordKind::Free, self.now_ns),
+                    id: call.id,
+                    bytes: call.bytes,
+                    space: call.space,
+                    function: call.function,
+                    reason: FreeReason::Freed as u32,
+                    tid: call.tid,
+                };
+                Draft::Call(Box::new((call, free)))
+            })
+            .collect()
+    }
+
+    /// Every kernel account once.
+    pub fn accounts(&mut self) -> Vec<Draft> {
+        each_site(ACCOUNTS)
+            .map(|(serial, site)| {
+                let header = header::<AccountRecord>(RecordKind::Account, self.now_ns);
+                Draft::Account(AccountRecord { header, account: account(serial, site, LIVE) })
+            })
+            .collect()
+    }
+
+    /// Every kernel account once, each with a stack.
+    pub fn samples(&mut self) -> Vec<Draft> {
+        each_site(ACCOUNTS)
+            .map(|(serial, site)| {
+                let mut sample = KernelSampleRecord { weight: 1, ..KernelSampleRecord::zeroed() };
+                self.fill_sample(&mut sample, serial, site, LIVE);
+                Draft::Sample(Box::new(sample))
+            })
+            .collect()
+    }
+
+    /// The records as the ring buffer would have them some time later: with new ids and larger
+    /// counters, since the books pass over what they have seen. Gives their number as well.
+    pub fn encoded(&mut self, drafts: &mut [Draft]) -> (u32, Vec<u8>) {
+        self.now_ns += 1_000_000;
+        let count = self.now_ns / 1_000_000;
+        let (mut records, mut bytes) = (0, Vec::new());
+        for draft in drafts {
+            match draft {
+                Draft::Call(both) => {
+                    let (call, free) = both.as_mut();
+                    self.next_id += 1;
+                    (call.id, free.id) = (self.next_id, self.next_id);
+                    bytes.extend_from_slice(bytes_of(call));
+                    bytes.extend_from_slice(bytes_of(free));
+                    records += 1;
+                }
+                Draft::Account(record) => {
+                    grow(&mut record.account, count);
+                    bytes.extend_from_slice(bytes_of(record));
+                }
+                Draft::Sample(record) => {
+                    grow(&mut record.account, count);
+                    bytes.extend_from_slice(bytes_of(record.as_ref()));
+                }
+            }
+            records += 1;
+        }
+        (records, bytes)
+    }
+
+    fn call(&mut self, serial: u32, site: u32) -> AllocationRecord {
+        self.next_id += 1;
+        let mut call = AllocationRecord {
+            header: header::<AllocationRecord>(RecordKind::Allocation, self.now_ns),
+            id: self.next_id,
+            pointer: self.next_id << 12,
+            bytes: 1 << 10,
+            space: serial,
+            function: u32::from(self.function),
+            tgid: 1_000 + serial,
+            tid: 1_000 + serial,
+            serial,
+            user_frames: FRAMES as u32,
+            ..AllocationRecord::zeroed()
+        };
+        fill(&mut call.user, 0x7f00_0000_0000, serial % PROGRAMS, site);
+        call
+    }
+
+    fn fill_sample(&self, sample: &mut KernelSampleRecord, serial: u32, site: u32, count: u64) {
+        sample.header = header::<KernelSampleRecord>(RecordKind::KernelSample, self.now_ns);
+        sample.account = account(serial, site, count);
+        sample.tgid = 1_000 + serial;
+        sample.kernel_frames = FRAMES as u32;
+        fill(&mut sample.kernel, 0xffff_ffff_8100_0000, 0, site);
+    }
+}
+
+fn each_site(sites: u32) -> impl Iterator<Item = (u32, u32)> {
+    // Neighbours in the ring are seldom neighbours in the books.
+    (0..sites).flat_map(|site| (1..=PROCESSES).map(move |serial| (serial, site)))
+}
+
+fn header<T>(kind: RecordKind, time_ns: u64) -> RecordHeader {
+    RecordHeader { kind: kind as u32, length: size_of::<T>() as u32, time_ns }
+}
+
+fn account(serial: u32, site: u32, count: u64) -> Account {
+    let mut frames = [0];
+    fill(&mut frames, 0xffff_ffff_8100_0000, 0, site);
+    let [call_site] = frames;
+    let context_and_function = AccountKey::pack(Context::Process, KMALLOC);
+    let key = AccountKey { call_site, detail: 0, serial, context_and_function };
+    let slot = serial * ACCOUNTS + site;
+    let mut account = Account { key, slot, sampled: 1, first_ns: SECOND, ..Account::default() };
+    grow(&mut account, count);
+    account
+}
+
+fn grow(account: &mut Account, count: u64) {
+    account.seen = Amount { count, bytes: count << 10 };
+    account.allocated = account.seen;
+}
+
+/// Return addresses that differ near the allocator and meet farther out, as those of one
+/// program do.
+fn fill(frames: &mut [u64], base: u64, program: u32, site: u32) {
+    let program = base + (u64::from(program) << 24);
+    for (depth, frame) in (0..FRAMES).zip(frames) {
+        let branch = u64::from(site) >> depth.min(31);
+        *frame = program + (depth << 12) + (branch << 6) + 1;
+    }
+}
+
+/// What the symbolizer would say.
+fn label(stack: &RawStack) -> StackLabel {
+    let kernel = stack.origin == StackOrigin::Kernel;
+    let build_id = format!("{:040x}", 0x0123_4567_89ab_cdef_u64);
+    let module = (!kernel).then(|| "/usr/lib/x86_64-linux-gnu/libprogram.so.1".to_owned());
+    let frame = |address: &u64| Frame {
+        kind: if kernel { FrameKind::Kernel } else { FrameKind::Native },
+        symbol: Some(format!("program::module::function_of_some_length_{address:x}")),
+        module: module.clone(),
+        build_id: module.is_some().then(|| build_id.clone()),
+        offset: Some(address & 0xff_ffff),
+        file: (!kernel).then(|| format!("/usr/src/program/module/file_{}.rs", address >> 16)),
+        line: Some((address & 0xfff) as u32),
+        ..Frame::default()
+    };
+    StackLabel {
+        key: stack.key,
+        frames: stack.addresses.iter().map(frame).collect(),
+        identity: stack.addresses.iter().map(|address| format!("{build_id}+{address:x}")).collect(),
+    }
+}
+
+/// What a snapshot says beside the books.
+pub fn setting() -> Setting {
+    let wall = memtrace_daemon::host::clock::anchor().wall;
+    Setting {
+        anchor: Anchor { monotonic_ns: 0, boot_ns: 0, wall },
+        attached_at: wall,
+        host: HostInfo { name: "host".into(), kernel: "6.18".into(), arch: "x86_64".into() },
+    }
+}
