@@ -23,8 +23,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// What is there now, but for what a memtrace holds that the suite did not start: this
-    /// kernel may be watched by its owner.
+    /// What is there now, but for what others hold: this kernel may be watched by its owner.
     ///
     /// # Errors
     ///
@@ -71,17 +70,11 @@ impl Objects {
     }
 }
 
-/// Kind and id of what is held by processes that are memtrace and do not descend from us. A
-/// process that ends meanwhile holds nothing.
+/// Kind and id of what others hold. A process that ends meanwhile holds nothing.
 fn held_by_others() -> BTreeSet<(&'static str, u64)> {
     let mut held = BTreeSet::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for process in processes.map(|entry| entry.path()) {
-        let memtrace = std::fs::read_link(process.join("exe"))
-            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == "memtrace"));
-        if !memtrace || is_ours(&process) {
-            continue;
-        }
+    for process in processes.map(|entry| entry.path()).filter(|process| is_anothers(process)) {
         let descriptors = std::fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
         for text in descriptors.filter_map(|entry| std::fs::read_to_string(entry.path()).ok()) {
             for (key, value) in text.lines().filter_map(|line| line.split_once(":\t")) {
@@ -95,34 +88,46 @@ fn held_by_others() -> BTreeSet<(&'static str, u64)> {
     held
 }
 
-/// Whether a process is a descendant of the suite.
-fn is_ours(process: &Path) -> bool {
+/// Whether a process neither descends from the suite nor is an orphan, as what a tracer of ours
+/// has left behind would be. A service has no parent either, but is memtrace itself.
+fn is_anothers(process: &Path) -> bool {
     let own = Path::new("/proc").join(std::process::id().to_string());
-    let mut process = process.to_path_buf();
-    while process != own {
-        let Ok(stat) = std::fs::read_to_string(process.join("stat")) else { return false };
+    let mut ancestor = process.to_path_buf();
+    let mut generations = 0;
+    while ancestor != own {
+        let Ok(stat) = std::fs::read_to_string(ancestor.join("stat")) else { return false };
         // Behind the name, which may hold anything: state, parent.
         let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
         match parent {
-            None | Some("0") => return false,
-            Some(parent) => process = Path::new("/proc").join(parent),
+            None => return false,
+            Some("0" | "1") => return generations > 0 || is_memtrace(process),
+            Some(parent) => ancestor = Path::new("/proc").join(parent),
         }
+        generations += 1;
     }
-    true
+    false
 }
 
+fn is_memtrace(process: &Path) -> bool {
+    let exe = std::fs::read_link(process.join("exe"));
+    exe.is_ok_and(|exe| exe.file_name().is_some_and(|name| name == "memtrace"))
+}
+
+/// What bpftool lists. Something that goes while it looks is an error to it: it is asked again.
 fn bpftool(kind: &str) -> anyhow::Result<Vec<Value>> {
-    let output = Command::new("bpftool")
-        .args(["-j", kind, "show"])
-        .output()
-        .context("running bpftool: run `cargo xtask setup`")?;
-    ensure!(
-        output.status.success(),
-        "bpftool {kind} show: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    serde_json::from_slice(&output.stdout).with_context(|| format!("bpftool {kind} show"))
+    crate::until("asking bpftool", Duration::from_secs(5), || {
+        let output = Command::new("bpftool")
+            .args(["-j", kind, "show"])
+            .output()
+            .context("running bpftool: run `cargo xtask setup`")?;
+        ensure!(
+            output.status.success(),
+            "bpftool {kind} show: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).with_context(|| format!("bpftool {kind} show"))
+    })
 }
 
 fn named(rows: &[Value]) -> BTreeSet<(u64, String)> {

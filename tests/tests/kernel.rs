@@ -39,21 +39,28 @@ fn passes_something_of(site: &Site, part: &str) -> bool {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_thousand_kept_messages_are_live_to_the_byte_and_the_slab_agrees() -> Result<()> {
-    let before = slab::active_objects(SLAB)?;
-    let traced = traced(&[], &["keep", "1000", "1000"])?;
-    let after = slab::active_objects(SLAB)?;
+    // The slab counts what CPUs keep ready as used, so it is right to a few slabs of 16 a CPU,
+    // before and after; and it is the whole host's: somebody else may free as much at this
+    // moment, but hardly each time.
+    let mut grown = Vec::new();
+    for _ in 0..5 {
+        let before = slab::active_objects(SLAB)?;
+        let traced = traced(&[], &["keep", "1000", "1000"])?;
+        let after = slab::active_objects(SLAB)?;
 
-    let process = traced.process()?;
-    let books = messages(process);
-    assert_eq!(books.live, amount(1_000, 1_000 * SLAB));
-    assert_eq!(books.allocated, amount(1_000, 1_000 * SLAB));
-    assert_eq!(books.freed, amount(0, 0));
-    assert!(process.ended, "the sender has ended");
-
-    // The slab counts what CPUs keep ready as used, so it is right to a few slabs of 16.
-    let grown = after.saturating_sub(before);
-    assert!((950..=1_150).contains(&grown), "the slab grew by {grown} objects of {SLAB} bytes");
-    Ok(())
+        let process = traced.process()?;
+        let books = messages(process);
+        assert_eq!(books.live, amount(1_000, 1_000 * SLAB));
+        assert_eq!(books.allocated, amount(1_000, 1_000 * SLAB));
+        assert_eq!(books.freed, amount(0, 0));
+        assert!(process.ended, "the sender has ended");
+        let growth = after.cast_signed() - before.cast_signed();
+        if (850..=1_150).contains(&growth) {
+            return Ok(());
+        }
+        grown.push(growth);
+    }
+    anyhow::bail!("the slab grew by {grown:?} objects of {SLAB} bytes, never by 1,000")
 }
 
 #[test]

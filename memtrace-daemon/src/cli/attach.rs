@@ -35,14 +35,15 @@ pub async fn attach(arguments: AttachArgs) -> anyhow::Result<u8> {
     let out = traced::open_output(&report)?;
     let plan = traced::plan(&trace)?;
     traced::mention_daemon();
+    // From here on a signal means a report, also while probes are still being attached.
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     let session = Session::start(plan).await?;
     follow(&session, pid).await?;
     if wait_for_end(&process, Some(&NOT_AT_ALL)).context("cannot wait for the process")? {
         session.end().await?;
         bail!("process {pid} has ended while memtrace was attaching; nothing was traced");
     }
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     let longest = report.duration.unwrap_or(Duration::MAX);
     tokio::select! {
         ended = spawn_blocking(move || wait_for_end(&process, None)) => {

@@ -49,6 +49,9 @@ pub async fn daemon(arguments: DaemonArgs) -> anyhow::Result<u8> {
     // Bound first: a second daemon ends before it attaches anything.
     let listeners = Listeners::bind(config.listen.0, &config.socket).await?;
     let address = listeners.tcp_address();
+    // From here on a signal means a clean end, also while probes are still being attached.
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     let session = Session::start(plan(&config)?).await?;
     let (refresh, asked) = Refresh::channel();
     tokio::spawn(pass_on(asked, session.requests()));
@@ -66,8 +69,6 @@ pub async fn daemon(arguments: DaemonArgs) -> anyhow::Result<u8> {
         config.socket.display()
     );
 
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
