@@ -46,27 +46,38 @@ macro_rules! map_pointer {
     };
 }
 
-/// Sends processes, accounts and totals that have changed.
+/// Sends processes, accounts and totals that have changed; 1 if the ring had no room for all:
+/// then it is to be drained and this run again.
 #[raw_tracepoint]
 pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
-    let mut nothing = 0_u64;
-    let argument = (&raw mut nothing).cast();
+    let mut full = 0_u64;
+    let argument = (&raw mut full).cast();
     for_each(map_pointer!(PROCESSES), send_process, argument);
     for_each(map_pointer!(ACCOUNTS), send_account, argument);
     for_each(map_pointer!(TOTALS), send_totals, argument);
-    0
+    // SAFETY: a local that the callbacks write through `argument`.
+    i32::from(unsafe { core::ptr::read_volatile(&raw const full) } != 0)
+}
+
+/// Notes that the ring is full: what is left is sent by the next flush.
+#[inline(always)]
+unsafe fn stop(argument: *mut c_void) -> c_long {
+    // SAFETY: the argument of `mt_flush`.
+    unsafe { core::ptr::write_volatile(argument.cast::<u64>(), 1) };
+    STOP
 }
 
 unsafe extern "C" fn send_process(
     _map: *mut c_void,
     _key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let entry = value.cast::<ProcessEntry>();
     // SAFETY: the kernel passes a value of the map.
-    if unsafe { (*entry).version != (*entry).reported } {
-        report(entry);
+    if unsafe { (*entry).version != (*entry).reported } && !report(entry) {
+        // SAFETY: as above.
+        return unsafe { stop(argument) };
     }
     CONTINUE
 }
@@ -75,7 +86,7 @@ unsafe extern "C" fn send_account(
     _map: *mut c_void,
     key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let Some(control) = control() else { return STOP };
     let account = value.cast::<Account>();
@@ -95,10 +106,13 @@ unsafe extern "C" fn send_account(
         let changes = account_changes(account);
         if changes != (*account).reported {
             let mut whole = false;
-            if emit(RecordKind::Account, |record: *mut AccountRecord| {
+            let accepted = emit(RecordKind::Account, |record: *mut AccountRecord| {
                 whole = copy_account(account, &raw mut (*record).account);
-            }) && whole
-            {
+            });
+            if !accepted {
+                return stop(argument);
+            }
+            if whole {
                 (*account).reported = changes;
             }
         }
@@ -145,7 +159,7 @@ unsafe extern "C" fn send_totals(
     _map: *mut c_void,
     key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let totals = value.cast::<Totals>();
     // SAFETY: the kernel passes a key and a value of the map.
@@ -161,12 +175,13 @@ unsafe extern "C" fn send_totals(
         {
             return CONTINUE;
         }
-        if emit(RecordKind::Totals, |record: *mut TotalsRecord| {
+        if !emit(RecordKind::Totals, |record: *mut TotalsRecord| {
             (*record).key = *key.cast::<TotalsKey>();
             (*record).totals = copy;
         }) {
-            (*totals).reported = changes;
+            return stop(argument);
         }
+        (*totals).reported = changes;
     }
     CONTINUE
 }

@@ -40,6 +40,8 @@ const DRAIN_EVERY: Duration = Duration::from_millis(20);
 const DRAIN_LIMIT: usize = 50_000;
 /// Times that so many are taken before a flush goes on although more come.
 const DRAIN_ROUNDS: u32 = 20;
+/// Times that a flush goes on where the ring is too small for all that has changed.
+const FLUSH_ROUNDS: u32 = 256;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// How often a snapshot is published although nobody asked.
@@ -243,8 +245,18 @@ impl Engine {
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        report("flush the kernel's counters", self.parts.tracer.flush());
-        self.drain_all();
+        for _ in 0..FLUSH_ROUNDS {
+            let flushed = self.parts.tracer.flush();
+            self.drain_all();
+            match flushed {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    report("flush the kernel's counters", Err(error));
+                    break;
+                }
+            }
+        }
         self.look_for_loss();
         if self.reconcile {
             self.read_live_ids();

@@ -15,12 +15,12 @@ use super::{
 use crate::attach::{error::TracerError, misses, plain::Plain, sys};
 
 impl Tracer {
-    /// Has the kernel side send what has changed.
+    /// Has the kernel side send what has changed; whether the ring had room for all of it.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn flush(&mut self) -> Result<(), TracerError> {
-        self.run("mt_flush", &[])
+    pub fn flush(&mut self) -> Result<bool, TracerError> {
+        self.run_for("mt_flush", &[]).map(|full| full == 0)
     }
 
     /// Has the kernel side find the oldest live object of each account.
@@ -46,10 +46,14 @@ impl Tracer {
     }
 
     pub(super) fn run(&mut self, name: &'static str, arguments: &[u64]) -> Result<(), TracerError> {
+        self.run_for(name, arguments).map(drop)
+    }
+
+    /// Runs a program, for its result.
+    fn run_for(&mut self, name: &'static str, arguments: &[u64]) -> Result<u32, TracerError> {
         let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
         let fd = program.fd().map_err(|source| TracerError::Program { name, source })?;
         sys::bpf_prog_test_run(fd.as_fd(), arguments)
-            .map(drop)
             .map_err(|source| TracerError::Run { name, source })
     }
 
