@@ -1,6 +1,7 @@
 //! What memtrace has in the kernel: programs, maps and links, told by the prefix of their names.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// What is there now.
+    /// What is there now, but for what a memtrace holds that the suite did not start: this
+    /// kernel may be watched by its owner.
     ///
     /// # Errors
     ///
@@ -30,8 +32,11 @@ impl Objects {
     pub fn now() -> anyhow::Result<Self> {
         // Links first: a program read later than its link is at least still named.
         let links = bpftool("link")?;
-        let programs = named(&bpftool("prog")?);
-        let maps = named(&bpftool("map")?);
+        let mut programs = named(&bpftool("prog")?);
+        let mut maps = named(&bpftool("map")?);
+        let others = held_by_others();
+        programs.retain(|(id, _)| !others.contains(&("prog_id", *id)));
+        maps.retain(|(id, _)| !others.contains(&("map_id", *id)));
         let ids: BTreeSet<u64> = programs.iter().map(|(id, _)| *id).collect();
         let links = links
             .iter()
@@ -41,20 +46,13 @@ impl Objects {
         Ok(Self { programs, maps, links })
     }
 
-    /// What is here and was not there before. A new link to a program that was there before is
-    /// of whoever loaded that: a daemon of the host has found another library.
+    /// What is here and was not there before.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        let old: BTreeSet<u64> = before.programs.iter().map(|(id, _)| *id).collect();
         Self {
             programs: self.programs.difference(&before.programs).cloned().collect(),
             maps: self.maps.difference(&before.maps).cloned().collect(),
-            links: self
-                .links
-                .iter()
-                .filter(|(_, program)| !old.contains(program))
-                .copied()
-                .collect(),
+            links: self.links.difference(&before.links).copied().collect(),
         }
     }
 
@@ -71,6 +69,46 @@ impl Objects {
             Ok(())
         })
     }
+}
+
+/// Kind and id of what is held by processes that are memtrace and do not descend from us. A
+/// process that ends meanwhile holds nothing.
+fn held_by_others() -> BTreeSet<(&'static str, u64)> {
+    let mut held = BTreeSet::new();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for process in processes.map(|entry| entry.path()) {
+        let memtrace = std::fs::read_link(process.join("exe"))
+            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == "memtrace"));
+        if !memtrace || is_ours(&process) {
+            continue;
+        }
+        let descriptors = std::fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
+        for text in descriptors.filter_map(|entry| std::fs::read_to_string(entry.path()).ok()) {
+            for (key, value) in text.lines().filter_map(|line| line.split_once(":\t")) {
+                let kind = ["prog_id", "map_id"].into_iter().find(|kind| *kind == key);
+                if let (Some(kind), Ok(id)) = (kind, value.trim().parse()) {
+                    held.insert((kind, id));
+                }
+            }
+        }
+    }
+    held
+}
+
+/// Whether a process is a descendant of the suite.
+fn is_ours(process: &Path) -> bool {
+    let own = Path::new("/proc").join(std::process::id().to_string());
+    let mut process = process.to_path_buf();
+    while process != own {
+        let Ok(stat) = std::fs::read_to_string(process.join("stat")) else { return false };
+        // Behind the name, which may hold anything: state, parent.
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        match parent {
+            None | Some("0") => return false,
+            Some(parent) => process = Path::new("/proc").join(parent),
+        }
+    }
+    true
 }
 
 fn bpftool(kind: &str) -> anyhow::Result<Vec<Value>> {

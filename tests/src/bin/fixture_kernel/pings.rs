@@ -33,7 +33,9 @@ pub fn pings(arguments: &Arguments) -> anyhow::Result<()> {
             (*kind, *first, *second) = (REQUEST, own[0], own[1]);
         }
         let sum = checksum(&request);
-        request[2..4].copy_from_slice(&sum.to_be_bytes());
+        if let [_, _, high, low, ..] = &mut request[..] {
+            [*high, *low] = sum.to_be_bytes();
+        }
         ensure!(raw.write(&request).context("sending")? == request.len(), "sent in part");
         // The socket hears the request as well.
         loop {
@@ -49,9 +51,11 @@ pub fn pings(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |b| u32::from(*b)));
+    let words = bytes.chunks(2).map(|pair| match pair {
+        [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
+        [high] => u32::from(*high) << 8,
+        _ => 0,
+    });
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
