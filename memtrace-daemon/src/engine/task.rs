@@ -44,8 +44,10 @@ const DRAIN_ROUNDS: u32 = 20;
 const FLUSH_ROUNDS: u32 = 256;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
-/// How often a snapshot is published although nobody asked.
+/// How often a snapshot is published although nobody asked, where there is news.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
+/// The same where there is none. Monitors take an engine for dead after 60 s.
+const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
 /// How often the ages of live kernel objects are looked up although nobody asked.
 const AGES_EVERY: Duration = Duration::from_secs(60);
 /// How often refused stacks and processes are asked for again.
@@ -115,6 +117,8 @@ pub struct Engine {
     reconcile: bool,
     /// Cgroup policy said about processes that may be asked again.
     unfamiliar: HashMap<u32, ProcessAsk>,
+    /// How many news there were at the last snapshot, and when that was.
+    last_published: (u64, Instant),
 }
 
 impl std::fmt::Debug for Engine {
@@ -133,6 +137,7 @@ impl Engine {
             loss: Vec::new(),
             reconcile: false,
             unfamiliar: HashMap::new(),
+            last_published: (0, Instant::now()),
         }
     }
 
@@ -177,9 +182,7 @@ impl Engine {
                 self.scan_ages();
                 self.flush();
                 self.wait_for_names(patience).await;
-                let snapshot = self.picture();
-                self.parts.published.store(Arc::clone(&snapshot));
-                let _ = reply.send(snapshot);
+                let _ = reply.send(self.publish_now());
             }
         }
     }
@@ -316,8 +319,17 @@ impl Engine {
     }
 
     fn publish(&mut self) {
+        let (news, at) = self.last_published;
+        if self.core.news() != news || at.elapsed() >= REPUBLISH_EVERY {
+            self.publish_now();
+        }
+    }
+
+    fn publish_now(&mut self) -> Arc<Snapshot> {
         let snapshot = self.picture();
-        self.parts.published.store(snapshot);
+        self.last_published = (self.core.news(), Instant::now());
+        self.parts.published.store(Arc::clone(&snapshot));
+        snapshot
     }
 
     fn picture(&self) -> Arc<Snapshot> {
