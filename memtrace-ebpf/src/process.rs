@@ -217,17 +217,19 @@ fn excluded(entry: *mut ProcessEntry) -> bool {
     said & Policy::INCLUDE == 0 && globals::policy_default_exclude() != 0
 }
 
-/// Sends the entry; what the ring does not accept, the flush sends again.
+/// Sends the entry, if the ring accepts it; if not, the flush sends it again.
 #[inline(always)]
-pub fn report(entry: *mut ProcessEntry) {
+pub fn report(entry: *mut ProcessEntry) -> bool {
     // SAFETY: a checked map value and reserved memory of the record's size.
     unsafe {
         let version = (*entry).version;
-        if emit(RecordKind::Process, |record: *mut ProcessRecord| {
+        let sent = emit(RecordKind::Process, |record: *mut ProcessRecord| {
             core::ptr::copy_nonoverlapping(entry, &raw mut (*record).entry, 1);
-        }) {
+        });
+        if sent {
             (*entry).reported = version;
         }
+        sent
     }
 }
 

@@ -42,6 +42,8 @@ const DRAIN_LIMIT: usize = 50_000;
 const DRAIN_ROUNDS: u32 = 20;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Most fillings of the ring in one flush; a ring of the usual size takes one.
+const FLUSH_ROUNDS: usize = 64;
 /// How often a snapshot is published although nobody asked.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// How often the ages of live kernel objects are looked up although nobody asked.
@@ -243,8 +245,19 @@ impl Engine {
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        report("flush the kernel's counters", self.parts.tracer.flush());
-        self.drain_all();
+        for _ in 0..FLUSH_ROUNDS {
+            let sent = self.parts.tracer.flush();
+            let before = self.parts.reader.taken();
+            self.drain_all();
+            match sent {
+                // More has changed than the ring holds. A reader that stands still takes nothing.
+                Ok(false) if self.parts.reader.taken() > before => {}
+                sent => {
+                    report("flush the kernel's counters", sent.map(drop));
+                    break;
+                }
+            }
+        }
         self.look_for_loss();
         if self.reconcile {
             self.read_live_ids();
