@@ -283,7 +283,7 @@ fn fail(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
         };
         (bytes, u32::from(cookie_function((*frame).cookie)))
     };
-    // SAFETY: the closure gets a checked map value.
+    // SAFETY: `count` passes a checked map value.
     if !call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures }) {
         return;
     }

@@ -46,24 +46,28 @@ macro_rules! map_pointer {
     };
 }
 
-/// Sends processes, accounts and totals that have changed; 1 if the ring had no room for all:
-/// then it is to be drained and this run again.
+/// Sends processes, totals and accounts that have changed. The result is 1 where the ring buffer
+/// was full before the end: drained and called again, it goes on.
 #[raw_tracepoint]
 pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
     let mut full = 0_u64;
-    let argument = (&raw mut full).cast();
-    for_each(map_pointer!(PROCESSES), send_process, argument);
-    for_each(map_pointer!(ACCOUNTS), send_account, argument);
-    for_each(map_pointer!(TOTALS), send_totals, argument);
-    // SAFETY: a local that the callbacks write through `argument`.
-    i32::from(unsafe { core::ptr::read_volatile(&raw const full) } != 0)
+    for_each(map_pointer!(PROCESSES), send_process, (&raw mut full).cast());
+    if full != 0 {
+        return 1;
+    }
+    for_each(map_pointer!(TOTALS), send_totals, (&raw mut full).cast());
+    if full != 0 {
+        return 1;
+    }
+    for_each(map_pointer!(ACCOUNTS), send_account, (&raw mut full).cast());
+    i32::from(full != 0)
 }
 
-/// Notes that the ring is full: what is left is sent by the next flush.
+/// Ends a walk, and says in its argument why.
 #[inline(always)]
-unsafe fn stop(argument: *mut c_void) -> c_long {
+unsafe fn ring_full(argument: *mut c_void) -> c_long {
     // SAFETY: the argument of `mt_flush`.
-    unsafe { core::ptr::write_volatile(argument.cast::<u64>(), 1) };
+    unsafe { *argument.cast::<u64>() = 1 };
     STOP
 }
 
@@ -75,9 +79,10 @@ unsafe extern "C" fn send_process(
 ) -> c_long {
     let entry = value.cast::<ProcessEntry>();
     // SAFETY: the kernel passes a value of the map.
-    if unsafe { (*entry).version != (*entry).reported } && !report(entry) {
-        // SAFETY: as above.
-        return unsafe { stop(argument) };
+    unsafe {
+        if (*entry).version != (*entry).reported && !report(entry) {
+            return ring_full(argument);
+        }
     }
     CONTINUE
 }
@@ -106,11 +111,10 @@ unsafe extern "C" fn send_account(
         let changes = account_changes(account);
         if changes != (*account).reported {
             let mut whole = false;
-            let accepted = emit(RecordKind::Account, |record: *mut AccountRecord| {
+            if !emit(RecordKind::Account, |record: *mut AccountRecord| {
                 whole = copy_account(account, &raw mut (*record).account);
-            });
-            if !accepted {
-                return stop(argument);
+            }) {
+                return ring_full(argument);
             }
             if whole {
                 (*account).reported = changes;
@@ -179,7 +183,7 @@ unsafe extern "C" fn send_totals(
             (*record).key = *key.cast::<TotalsKey>();
             (*record).totals = copy;
         }) {
-            return stop(argument);
+            return ring_full(argument);
         }
         (*totals).reported = changes;
     }

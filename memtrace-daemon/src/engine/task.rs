@@ -40,10 +40,10 @@ const DRAIN_EVERY: Duration = Duration::from_millis(20);
 const DRAIN_LIMIT: usize = 50_000;
 /// Times that so many are taken before a flush goes on although more come.
 const DRAIN_ROUNDS: u32 = 20;
-/// Times that a flush goes on where the ring is too small for all that has changed.
-const FLUSH_ROUNDS: u32 = 256;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Most fillings of the ring in one flush; a ring of the usual size takes one.
+const FLUSH_ROUNDS: usize = 64;
 /// How often a snapshot is published although nobody asked, where there is news.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// The same where there is none. Monitors take an engine for dead after 60 s.
@@ -249,13 +249,14 @@ impl Engine {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
         for _ in 0..FLUSH_ROUNDS {
-            let flushed = self.parts.tracer.flush();
+            let sent = self.parts.tracer.flush();
+            let before = self.parts.reader.taken();
             self.drain_all();
-            match flushed {
-                Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => {
-                    report("flush the kernel's counters", Err(error));
+            match sent {
+                // More has changed than the ring holds. A reader that stands still takes nothing.
+                Ok(false) if self.parts.reader.taken() > before => {}
+                sent => {
+                    report("flush the kernel's counters", sent.map(drop));
                     break;
                 }
             }
