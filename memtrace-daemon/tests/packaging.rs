@@ -118,18 +118,58 @@ fn the_sandbox_scores_two_and_a_half_or_better() {
     assert!(good, "{said}");
 }
 
+/// The commands of the README's section, in a root of their own as far as they need no running
+/// system: what they copy is there, the user can be made, the unit is found and can be enabled.
 #[test]
 #[ignore = "needs systemd-sysusers: cargo xtask test"]
-fn the_user_can_be_made() {
-    let file = packaging().join("sysusers.d/memtrace.conf").canonicalize().unwrap();
+fn the_readme_installs_the_service() {
+    let workspace = packaging().join("..").canonicalize().unwrap();
+    let readme = fs::read_to_string(workspace.join("README.md")).unwrap();
+    let section = readme.split("## On a host").nth(1).unwrap();
+    let block = section.split("```sh").nth(1).unwrap().split("```").next().unwrap();
+    let commands: Vec<&str> =
+        block.lines().map(|line| line.split('#').next().unwrap().trim()).collect();
     let root = std::env::temp_dir().join(format!("memtrace-root-{}", std::process::id()));
     fs::create_dir_all(root.join("etc")).unwrap();
+    let inside = |path: &str| format!("{}{path}", root.display());
+    let mut installed = 0;
+    for words in commands.iter().map(|line| line.split(' ').collect::<Vec<_>>()) {
+        let ["install", "-D", "-m", mode, from, to] = *words else { continue };
+        // The build under test stands for the release build.
+        let from = from.replace("target/release/memtrace", env!("CARGO_BIN_EXE_memtrace"));
+        let arguments = ["-D", "-m", mode, &from, &inside(to)];
+        let (copied, said) = run("install", &arguments, &workspace);
+        assert!(copied, "{words:?}: {said}");
+        installed += 1;
+    }
+    assert_eq!(installed, 5, "{commands:?}");
+    for command in ["systemd-sysusers", "systemctl enable --now memtrace", "memtrace dump"] {
+        assert!(commands.contains(&command), "{command} is not among {commands:?}");
+    }
+
+    let (right, said) = run(
+        &inside("/usr/bin/memtrace"),
+        &["daemon", "--check", "--config", &inside("/etc/memtrace/memtrace.toml")],
+        &root,
+    );
+    assert!(right, "{said}");
     let option = format!("--root={}", root.display());
-    let (made, said) = run("systemd-sysusers", &[&option, file.to_str().unwrap()], &root);
-    let users = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
-    fs::remove_dir_all(&root).unwrap();
+    let (made, said) = run("systemd-sysusers", &[&option], &root);
     assert!(made, "{said}");
+    let users = fs::read_to_string(inside("/etc/passwd")).unwrap();
     assert!(users.starts_with("memtrace:x:"), "{users}");
+    let (enabled, said) = run("systemctl", &[&option, "enable", "memtrace"], &root);
+    assert!(enabled, "{said}");
+    let wanted = inside("/etc/systemd/system/multi-user.target.wants/memtrace.service");
+    assert!(fs::symlink_metadata(wanted).is_ok());
+    // What the unit points at is what was installed.
+    let unit = unit();
+    let documentation = values(&unit, "Documentation")[0].strip_prefix("file://").unwrap();
+    let program = values(&unit, "ExecStart")[0].split(' ').next().unwrap();
+    for path in [documentation, program] {
+        assert!(Path::new(&inside(path)).exists(), "{path} is not installed");
+    }
+    fs::remove_dir_all(&root).unwrap();
 }
 
 #[test]

@@ -26,7 +26,7 @@ use memtrace_common::{
 
 use crate::{
     arch,
-    call_books::{self, Caller, allocated, left, next_id},
+    call_books::{self, Caller, allocated, left, next_id, settled},
     emit::emit,
     inflight::{Frame, Inflight, Pending},
     live::{now, remove_call},
@@ -105,6 +105,8 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
             (*frame).flags = Frame::FREE;
             set_aside(inflight, depth, spec, caller.space);
         }
+        (*inflight).space = caller.space;
+        (*inflight).serial = caller.serial;
         (*inflight).depth = depth + 1;
     }
     Some(())
@@ -142,9 +144,10 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
     if inflight.is_null() {
         return None;
     }
-    let identity = process::current(task)?;
     let direct = arch::instruction_pointer(regs);
-    let caller = Caller::new(ctx.as_ptr(), identity.space, identity.serial, direct);
+    // SAFETY: checked task storage.
+    let (space, serial) = unsafe { ((*inflight).space, (*inflight).serial) };
+    let caller = Caller::new(ctx.as_ptr(), space, serial, direct);
     // SAFETY: a helper on the program's own context.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let stack_pointer = arch::stack_pointer(regs).wrapping_sub(arch::RETURN_POPS);
@@ -229,12 +232,21 @@ unsafe fn finish_allocation(
         }
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
-        let id = match take_inner(frame, &key) {
-            Inner::Waits(id) => id,
-            Inner::None => next_id(),
+        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, rowless: 0 };
+        match take_inner(frame, &key) {
+            Inner::Waits(live) => {
+                entry.id = (*live).id;
+                if outer.is_null() {
+                    // It is in the live map, and gets its name and its size.
+                    *live = entry;
+                    settled(caller, &key, &mut entry);
+                    (*live).rowless = entry.rowless;
+                    return;
+                }
+            }
+            Inner::None => entry.id = next_id(),
             Inner::Booked => return,
-        };
-        let mut entry = CallLive { bytes, id, time_ns: now(), function, rowless: 0 };
+        }
         if outer.is_null() {
             allocated(caller, &key, &mut entry);
         } else {
@@ -283,7 +295,7 @@ fn fail(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
         };
         (bytes, u32::from(cookie_function((*frame).cookie)))
     };
-    // SAFETY: the closure gets a checked map value.
+    // SAFETY: `count` passes a checked map value.
     if !call_books::count(caller.space, function, |row| unsafe { &raw mut (*row).failures }) {
         return;
     }

@@ -116,12 +116,7 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
         let mut old = CallLive::NONE;
         match insert_call(key, entry, &mut old) {
             Inserted::New => {}
-            Inserted::Replaced => {
-                // With the same id it is the call's own inner allocation, under its outer name now.
-                if old.id != entry.id {
-                    left(caller, key, &old, FreeReason::FreedUnseen);
-                }
-            }
+            Inserted::Replaced => left(caller, key, &old, FreeReason::FreedUnseen),
             Inserted::Full => {
                 lost(LossCause::LiveMapFull, entry.bytes);
                 add_one(&raw mut (*row).dropped, entry.bytes);
@@ -148,7 +143,8 @@ pub fn dropped(space: u32, function: u32, bytes: u64) {
     }
 }
 
-/// Books an inner allocation, found pending in the live map, on its own. Where it has no row of
+/// Books an inner allocation that was pending in the live map, on its own or as its outer call's.
+/// Where it has no row of
 /// its own, `entry` says so then.
 #[inline(never)]
 pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {

@@ -46,27 +46,43 @@ macro_rules! map_pointer {
     };
 }
 
-/// Sends processes, accounts and totals that have changed.
+/// Sends processes, totals and accounts that have changed. The result is 1 where the ring buffer
+/// was full before the end: drained and called again, it goes on.
 #[raw_tracepoint]
 pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
-    let mut nothing = 0_u64;
-    let argument = (&raw mut nothing).cast();
-    for_each(map_pointer!(PROCESSES), send_process, argument);
-    for_each(map_pointer!(ACCOUNTS), send_account, argument);
-    for_each(map_pointer!(TOTALS), send_totals, argument);
-    0
+    let mut full = 0_u64;
+    for_each(map_pointer!(PROCESSES), send_process, (&raw mut full).cast());
+    if full != 0 {
+        return 1;
+    }
+    for_each(map_pointer!(TOTALS), send_totals, (&raw mut full).cast());
+    if full != 0 {
+        return 1;
+    }
+    for_each(map_pointer!(ACCOUNTS), send_account, (&raw mut full).cast());
+    i32::from(full != 0)
+}
+
+/// Ends a walk, and says in its argument why.
+#[inline(always)]
+unsafe fn ring_full(argument: *mut c_void) -> c_long {
+    // SAFETY: the argument of `mt_flush`.
+    unsafe { *argument.cast::<u64>() = 1 };
+    STOP
 }
 
 unsafe extern "C" fn send_process(
     _map: *mut c_void,
     _key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let entry = value.cast::<ProcessEntry>();
     // SAFETY: the kernel passes a value of the map.
-    if unsafe { (*entry).version != (*entry).reported } {
-        report(entry);
+    unsafe {
+        if (*entry).version != (*entry).reported && !report(entry) {
+            return ring_full(argument);
+        }
     }
     CONTINUE
 }
@@ -75,7 +91,7 @@ unsafe extern "C" fn send_account(
     _map: *mut c_void,
     key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let Some(control) = control() else { return STOP };
     let account = value.cast::<Account>();
@@ -95,10 +111,12 @@ unsafe extern "C" fn send_account(
         let changes = account_changes(account);
         if changes != (*account).reported {
             let mut whole = false;
-            if emit(RecordKind::Account, |record: *mut AccountRecord| {
+            if !emit(RecordKind::Account, |record: *mut AccountRecord| {
                 whole = copy_account(account, &raw mut (*record).account);
-            }) && whole
-            {
+            }) {
+                return ring_full(argument);
+            }
+            if whole {
                 (*account).reported = changes;
             }
         }
@@ -145,7 +163,7 @@ unsafe extern "C" fn send_totals(
     _map: *mut c_void,
     key: *const c_void,
     value: *mut c_void,
-    _argument: *mut c_void,
+    argument: *mut c_void,
 ) -> c_long {
     let totals = value.cast::<Totals>();
     // SAFETY: the kernel passes a key and a value of the map.
@@ -161,12 +179,13 @@ unsafe extern "C" fn send_totals(
         {
             return CONTINUE;
         }
-        if emit(RecordKind::Totals, |record: *mut TotalsRecord| {
+        if !emit(RecordKind::Totals, |record: *mut TotalsRecord| {
             (*record).key = *key.cast::<TotalsKey>();
             (*record).totals = copy;
         }) {
-            (*totals).reported = changes;
+            return ring_full(argument);
         }
+        (*totals).reported = changes;
     }
     CONTINUE
 }

@@ -81,6 +81,10 @@ pub struct Inflight {
     pub depth: u64,
     /// The trampoline of return probes in its address space; 0 while not known.
     pub trampoline: u64,
+    /// Books of its address space and serial of its process, as of the last entry: exec, which
+    /// alone changes them, drops all frames.
+    pub space: u32,
+    pub serial: u32,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
 }

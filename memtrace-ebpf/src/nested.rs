@@ -207,8 +207,8 @@ pub fn wait_for(caller: &Caller, outer: *mut Frame, key: &CallLiveKey, entry: &C
 pub enum Inner {
     /// Nothing.
     None,
-    /// An allocation with this id waits under it.
-    Waits(u64),
+    /// This one waits under it.
+    Waits(*mut CallLive),
     /// It is on the books already, under its inner name.
     Booked,
 }
@@ -232,9 +232,9 @@ pub unsafe fn take_inner(frame: *mut Frame, key: &CallLiveKey) -> Inner {
         if id == 0 && settled_from == 0 {
             return Inner::None;
         }
-        let Some(live) = CALL_LIVE.get_ptr(key) else { return Inner::None };
+        let Some(live) = CALL_LIVE.get_ptr_mut(key) else { return Inner::None };
         if id != 0 && (*live).id == id {
-            return Inner::Waits(id);
+            return Inner::Waits(live);
         }
         // Ids ascend, and the address is the caller's now.
         if settled_from != 0

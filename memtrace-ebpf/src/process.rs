@@ -228,17 +228,19 @@ pub fn inherit_policy(parent: &ProcessKey, child: &ProcessKey) {
     }
 }
 
-/// Sends the entry; what the ring does not accept, the flush sends again.
+/// Sends the entry; what the ring does not accept, the flush sends again. Whether it did.
 #[inline(always)]
-pub fn report(entry: *mut ProcessEntry) {
+pub fn report(entry: *mut ProcessEntry) -> bool {
     // SAFETY: a checked map value and reserved memory of the record's size.
     unsafe {
         let version = (*entry).version;
-        if emit(RecordKind::Process, |record: *mut ProcessRecord| {
+        let accepted = emit(RecordKind::Process, |record: *mut ProcessRecord| {
             core::ptr::copy_nonoverlapping(entry, &raw mut (*record).entry, 1);
-        }) {
+        });
+        if accepted {
             (*entry).reported = version;
         }
+        accepted
     }
 }
 

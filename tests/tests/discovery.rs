@@ -27,7 +27,8 @@ fn unseen_copies(scratch: &Scratch) -> Result<PathBuf> {
 /// All late calls are on the books once, and the early one at most once.
 fn check_late_calls(process: &Process, calls: u64) -> Result<()> {
     let late = process.at("cuda", "site_late").allocated;
-    ensure!(late == amount(calls, calls * 1_000), "{late:?} of {calls} late calls");
+    let all = process.all("cuda");
+    ensure!(late == amount(calls, calls * 1_000), "{late:?} of {calls} late calls, all: {all:?}");
     let early = process.at("cuda", "site_early").allocated;
     ensure!(early.count <= 1, "the early call is there {} times", early.count);
     let seen = process.domain("cuda").terms.seen;
@@ -132,7 +133,7 @@ impl TwoOverlays {
                 mount -t overlay memtrace-test $m \
                     -o lowerdir=lower,upperdir=tmp/$m-upper,workdir=tmp/$m-work
             done
-            exec \"$2\" \"$1/a/libcudart.so.12\" \"$3\" 50 --hold";
+            exec \"$2\" \"$1/a/libcudart.so.12\" \"$3\" 500 --hold";
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
         command.arg(scratch.path()).arg(built.loader()).arg(calls);
@@ -145,7 +146,7 @@ impl TwoOverlays {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.first.pid()));
         command.arg("--").arg(fixture::build(Variant::Plain)?.loader());
-        command.arg(self.scratch.join("b/libcudart.so.12")).args([calls, "50", "--hold"]);
+        command.arg(self.scratch.join("b/libcudart.so.12")).args([calls, "500", "--hold"]);
         Running::start_talking(&mut command)
     }
 }

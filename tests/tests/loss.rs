@@ -18,11 +18,11 @@ const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
 const LATE: Duration = Duration::from_secs(60);
 
 /// A daemon whose reader pauses from its fourth second on, for 5 seconds, over a small ring.
-fn daemon_with_a_pause() -> Result<Daemon> {
+fn daemon_with_a_pause(ring_bytes: u32) -> Result<Daemon> {
     let options = Options {
         environment: vec![
             ("MEMTRACE_FAULT_READER_PAUSE", "3000:5000".to_owned()),
-            ("MEMTRACE_TUNE_RING_BYTES", "65536".to_owned()),
+            ("MEMTRACE_TUNE_RING_BYTES", ring_bytes.to_string()),
         ],
         ..Options::default()
     };
@@ -43,7 +43,7 @@ fn check_counted(daemon: &Daemon, dump: &Dump) -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn kernel_books_are_late_and_then_exact_again() -> Result<()> {
-    let daemon = daemon_with_a_pause()?;
+    let daemon = daemon_with_a_pause(8_192)?;
     let mut flood = Running::start(Command::new(KERNEL).args(["flood", "8000", "1000"]))?;
     let pid = flood.pid();
     let line = flood.finish(LIMIT)?.expect_status(0)?.last_json()?;
@@ -52,7 +52,7 @@ fn kernel_books_are_late_and_then_exact_again() -> Result<()> {
     let received = line["received"].as_u64().context("no count")?;
     let dump = daemon.dump_until("exact kernel books", LATE, |dump| {
         dump.check_conservation()?;
-        let books = dump.process(pid)?.at("kernel", "load_msg");
+        let books = dump.process(pid)?.called_in("kernel", "load_msg");
         ensure!(books.allocated == amount(sent, sent * 2_048), "sent {sent}: {books:?}");
         ensure!(books.freed == amount(received, received * 2_048), "got {received}: {books:?}");
         ensure!(books.live == amount(1_000, 2_048_000), "{books:?}");
@@ -64,7 +64,7 @@ fn kernel_books_are_late_and_then_exact_again() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn totals_of_calls_are_exact_and_the_lost_part_is_unattributed() -> Result<()> {
-    let daemon = daemon_with_a_pause()?;
+    let daemon = daemon_with_a_pause(65_536)?;
     let client = fixture::build(Variant::Plain)?.client();
     let arguments = ["flood", "8000", "100", "--hold"];
     let mut flood = Running::start_talking(Command::new(client).args(arguments))?;
@@ -75,7 +75,8 @@ fn totals_of_calls_are_exact_and_the_lost_part_is_unattributed() -> Result<()> {
         let process = dump.process(pid)?;
         for domain in DOMAINS {
             let (terms, truth) = (process.domain(domain).terms, truth.domain(domain));
-            ensure!(terms.seen == truth.seen, "{domain}: {terms:?}, truly {truth:?}");
+            let losses = dump.losses();
+            ensure!(terms.seen == truth.seen, "{domain}: {terms:?}, truly {truth:?}, {losses:?}");
             ensure!(terms.freed == truth.freed, "{domain}: {terms:?}, truly {truth:?}");
             ensure!(terms.live == truth.live, "{domain}: {terms:?}, truly {truth:?}");
         }
@@ -97,7 +98,7 @@ fn totals_of_calls_are_exact_and_the_lost_part_is_unattributed() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_process_that_ends_while_the_reader_stands_still_is_closed() -> Result<()> {
-    let daemon = daemon_with_a_pause()?;
+    let daemon = daemon_with_a_pause(65_536)?;
     let client = fixture::build(Variant::Plain)?.client();
     // Fills the ring and ends well within the pause.
     let mut flood = Running::start(Command::new(client).args(["flood", "2500", "100"]))?;

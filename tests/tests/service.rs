@@ -2,7 +2,7 @@
 //! another user, exactly the unit's capabilities, its filters and its view of the file systems.
 //! It keeps exact books there, and without any one of its capabilities it says which is missing.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -19,10 +19,6 @@ use memtrace_tests::{paths, unit};
 
 const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
 const LATE: Duration = Duration::from_secs(20);
-
-fn unit_file() -> PathBuf {
-    paths::workspace().join("packaging/systemd/memtrace.service")
-}
 
 fn start_as_the_unit() -> Result<Daemon> {
     let command = unit::sandboxed(&paths::memtrace()?, &unit::capabilities()?)?;
@@ -149,42 +145,5 @@ fn run_without_capabilities_names_them_and_does_not_run_the_command() -> Result<
     let said = process::run(&mut command, LIMIT)?.expect_status(125)?;
     assert!(said.one_line()?.contains("CAP_BPF"), "{said:?}");
     assert!(!mark.exists(), "the command ran untraced");
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test"]
-fn the_unit_gives_no_cap_sys_admin() -> Result<()> {
-    let all = unit::capabilities()?;
-    assert!(!all.iter().any(|one| one == "sys_admin"), "{all:?}");
-    assert!(all.iter().any(|one| one == "bpf"), "{all:?}");
-    Ok(())
-}
-
-/// systemd's own judgement of a unit file.
-fn analyze(arguments: &[&str], file: &Path) -> Result<process::Said> {
-    let mut command = Command::new("systemd-analyze");
-    process::run(command.args(arguments).arg(file), LIMIT)
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test"]
-fn systemd_finds_nothing_wrong_with_the_unit() -> Result<()> {
-    // `verify` wants the program to be where the unit says that it is; nothing else may be said.
-    let said = analyze(&["verify", "--man=no"], &unit_file())?;
-    let complaints: Vec<&str> = said
-        .stderr
-        .lines()
-        .filter(|line| line.contains("memtrace") && !line.contains("is not executable"))
-        .collect();
-    assert!(complaints.is_empty(), "{complaints:#?}");
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test"]
-fn systemd_scores_the_sandbox_at_two_and_a_half_or_less() -> Result<()> {
-    let arguments = ["security", "--offline=yes", "--threshold=25", "--no-pager"];
-    analyze(&arguments, &unit_file())?.expect_status(0)?;
     Ok(())
 }

@@ -32,7 +32,7 @@ pub enum Draft {
     /// A call that allocates and the one that frees.
     Call(Box<(AllocationRecord, FreeRecord)>),
     /// An account.
-    Account(AccountRecord),
+    Account(Box<AccountRecord>),
     /// An account with a stack.
     Sample(Box<KernelSampleRecord>),
 }
@@ -136,7 +136,10 @@ impl World {
         each_site(ACCOUNTS)
             .map(|(serial, site)| {
                 let header = header::<AccountRecord>(RecordKind::Account, self.now_ns);
-                Draft::Account(AccountRecord { header, account: account(serial, site, LIVE) })
+                Draft::Account(Box::new(AccountRecord {
+                    header,
+                    account: account(serial, site, LIVE),
+                }))
             })
             .collect()
     }
@@ -170,7 +173,7 @@ impl World {
                 }
                 Draft::Account(record) => {
                     grow(&mut record.account, count);
-                    bytes.extend_from_slice(bytes_of(record));
+                    bytes.extend_from_slice(bytes_of(record.as_ref()));
                 }
                 Draft::Sample(record) => {
                     grow(&mut record.account, count);

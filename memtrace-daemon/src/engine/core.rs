@@ -7,7 +7,7 @@ use memtrace_common::{Domain, RecordKind};
 
 use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
-use crate::record::{Anchor, RawStack, Record};
+use crate::record::{Anchor, Observation, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot};
 use crate::verdict::{Surroundings, Traffic, VerdictConfig, Verdicts};
 
@@ -45,6 +45,7 @@ pub struct Core {
     pub(super) verdicts: Verdicts,
     pub(super) host: HostFacts,
     records: [u64; KINDS.len()],
+    news: u64,
 }
 
 impl Core {
@@ -56,6 +57,7 @@ impl Core {
             verdicts: Verdicts::new(config.verdict.clone()),
             host: HostFacts::default(),
             records: [0; KINDS.len()],
+            news: 0,
             config,
         }
     }
@@ -66,6 +68,7 @@ impl Core {
         if let Some(count) = self.records.get_mut(kind(record)) {
             *count += 1;
         }
+        self.news += u64::from(is_news(record));
         let mut effects = Effects::default();
         self.ledger.apply(record, &mut effects);
         match record {
@@ -97,6 +100,13 @@ impl Core {
         super::picture::paint(self, now_ns, setting)
     }
 
+    /// Records that can change the books, so far. Where this stands still a picture differs
+    /// from the one before by the host's memory and by ages only.
+    #[must_use]
+    pub const fn news(&self) -> u64 {
+        self.news
+    }
+
     /// Records consumed, by kind.
     pub(super) fn record_counts(&self) -> BTreeMap<&'static str, u64> {
         KINDS.into_iter().zip(self.records).collect()
@@ -111,6 +121,18 @@ impl Core {
     /// Stacks that were asked for and have no name yet, to be asked for again.
     pub fn unnamed(&self) -> impl Iterator<Item = &RawStack> {
         self.ledger.stacks().unnamed()
+    }
+}
+
+/// Whether a record says more than that time has passed and how much memory the host has.
+const fn is_news(record: &Record) -> bool {
+    match record {
+        Record::Tick { .. } => false,
+        Record::Observation { observation, .. } => !matches!(
+            observation,
+            Observation::Slab { .. } | Observation::Memory { .. } | Observation::Device { .. }
+        ),
+        _ => true,
     }
 }
 

@@ -42,8 +42,12 @@ const DRAIN_LIMIT: usize = 50_000;
 const DRAIN_ROUNDS: u32 = 20;
 /// How often the kernel side sends what has changed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
-/// How often a snapshot is published although nobody asked.
+/// Most fillings of the ring in one flush; a ring of the usual size takes one.
+const FLUSH_ROUNDS: usize = 64;
+/// How often a snapshot is published although nobody asked, where there is news.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
+/// The same where there is none. Monitors take an engine for dead after 60 s.
+const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
 /// How often the ages of live kernel objects are looked up although nobody asked.
 const AGES_EVERY: Duration = Duration::from_secs(60);
 /// How often refused stacks and processes are asked for again.
@@ -113,6 +117,8 @@ pub struct Engine {
     reconcile: bool,
     /// Cgroup policy said about processes that may be asked again.
     unfamiliar: HashMap<u32, ProcessAsk>,
+    /// How many news there were at the last snapshot, and when that was.
+    last_published: (u64, Instant),
 }
 
 impl std::fmt::Debug for Engine {
@@ -131,6 +137,7 @@ impl Engine {
             loss: Vec::new(),
             reconcile: false,
             unfamiliar: HashMap::new(),
+            last_published: (0, Instant::now()),
         }
     }
 
@@ -175,9 +182,7 @@ impl Engine {
                 self.scan_ages();
                 self.flush();
                 self.wait_for_names(patience).await;
-                let snapshot = self.picture();
-                self.parts.published.store(Arc::clone(&snapshot));
-                let _ = reply.send(snapshot);
+                let _ = reply.send(self.publish_now());
             }
         }
     }
@@ -243,8 +248,19 @@ impl Engine {
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        report("flush the kernel's counters", self.parts.tracer.flush());
-        self.drain_all();
+        for _ in 0..FLUSH_ROUNDS {
+            let sent = self.parts.tracer.flush();
+            let before = self.parts.reader.taken();
+            self.drain_all();
+            match sent {
+                // More has changed than the ring holds. A reader that stands still takes nothing.
+                Ok(false) if self.parts.reader.taken() > before => {}
+                sent => {
+                    report("flush the kernel's counters", sent.map(drop));
+                    break;
+                }
+            }
+        }
         self.look_for_loss();
         if self.reconcile {
             self.read_live_ids();
@@ -304,8 +320,17 @@ impl Engine {
     }
 
     fn publish(&mut self) {
+        let (news, at) = self.last_published;
+        if self.core.news() != news || at.elapsed() >= REPUBLISH_EVERY {
+            self.publish_now();
+        }
+    }
+
+    fn publish_now(&mut self) -> Arc<Snapshot> {
         let snapshot = self.picture();
-        self.parts.published.store(snapshot);
+        self.last_published = (self.core.news(), Instant::now());
+        self.parts.published.store(Arc::clone(&snapshot));
+        snapshot
     }
 
     fn picture(&self) -> Arc<Snapshot> {

@@ -87,6 +87,12 @@ impl Reader {
         &self.counts
     }
 
+    /// Records taken out so far.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.counts.values().sum::<u64>().saturating_add(self.unreadable)
+    }
+
     /// Records that were not understood.
     #[must_use]
     pub const fn unreadable(&self) -> u64 {

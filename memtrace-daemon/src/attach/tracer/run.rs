@@ -15,12 +15,13 @@ use super::{
 use crate::attach::{error::TracerError, misses, plain::Plain, sys};
 
 impl Tracer {
-    /// Has the kernel side send what has changed.
+    /// Has the kernel side send what has changed; whether the ring buffer took all of it. If
+    /// not, it goes on where it is called again.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn flush(&mut self) -> Result<(), TracerError> {
-        self.run("mt_flush", &[])
+    pub fn flush(&mut self) -> Result<bool, TracerError> {
+        Ok(self.run("mt_flush", &[])? == 0)
     }
 
     /// Has the kernel side find the oldest live object of each account.
@@ -28,7 +29,7 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn scan_ages(&mut self) -> Result<(), TracerError> {
-        self.run("mt_scan_ages", &[])
+        self.run("mt_scan_ages", &[]).map(drop)
     }
 
     /// Clears a closed address space out of the live map.
@@ -36,20 +37,23 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn sweep(&mut self, space: u32) -> Result<(), TracerError> {
-        self.run("mt_sweep", &[u64::from(space)])
+        self.run("mt_sweep", &[u64::from(space)]).map(drop)
     }
 
     /// Has every thread look up anew whether it is traced or left out. By a program, because
     /// the counters beside the generation move meanwhile.
     pub(super) fn raise_generation(&mut self) -> Result<(), TracerError> {
-        self.run("mt_adjust", &[1, 0])
+        self.run("mt_adjust", &[1, 0]).map(drop)
     }
 
-    pub(super) fn run(&mut self, name: &'static str, arguments: &[u64]) -> Result<(), TracerError> {
+    pub(super) fn run(
+        &mut self,
+        name: &'static str,
+        arguments: &[u64],
+    ) -> Result<u32, TracerError> {
         let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
         let fd = program.fd().map_err(|source| TracerError::Program { name, source })?;
         sys::bpf_prog_test_run(fd.as_fd(), arguments)
-            .map(drop)
             .map_err(|source| TracerError::Run { name, source })
     }
 
