@@ -22,7 +22,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 use super::user::Account;
 
 /// The hidden first argument that makes memtrace a launcher.
-pub const LAUNCH: &str = "__launch";
+pub use crate::host::process::LAUNCH;
 /// Exit status: the launcher or memtrace failed.
 pub const STATUS_FAILED: u8 = 125;
 /// Exit status: the command cannot be executed.

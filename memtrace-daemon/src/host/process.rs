@@ -63,11 +63,24 @@ pub fn start_ns(tgid: u32) -> Option<u64> {
     Some(start_ticks(tgid)? * TICK_NS)
 }
 
+/// The hidden first argument of the process that waits to become a traced command; two
+/// descriptors, the user and the command follow it.
+pub const LAUNCH: &str = "__launch";
+
 /// Arguments joined by spaces; `None` for kernel threads and where they cannot be read.
 #[must_use]
 pub fn cmdline(tgid: u32) -> Option<String> {
-    let bytes = read(tgid, "cmdline", MAX_CMDLINE)?;
-    let bytes = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+    joined(&read(tgid, "cmdline", MAX_CMDLINE)?)
+}
+
+fn joined(bytes: &[u8]) -> Option<String> {
+    let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
+    // A command that ended at once was asked about while it still waited to be one.
+    let mut arguments = bytes.splitn(6, |byte| *byte == 0);
+    let bytes = match arguments.nth(1) {
+        Some(first) if first == LAUNCH.as_bytes() => arguments.nth(3).unwrap_or_default(),
+        _ => bytes,
+    };
     let joined: Vec<u8> = bytes.iter().map(|byte| if *byte == 0 { b' ' } else { *byte }).collect();
     Some(text(&joined)).filter(|line| !line.is_empty())
 }
@@ -107,6 +120,15 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn a_launcher_is_called_by_its_command() {
+        let called = |bytes: &[u8]| joined(bytes);
+        assert_eq!(called(b"a\0b c\0").as_deref(), Some("a b c"));
+        assert_eq!(called(b"memtrace\0__launch\09\013\0\0ls\0-l\0").as_deref(), Some("ls -l"));
+        assert_eq!(called(b"memtrace\0__launch\0").as_deref(), None);
+        assert_eq!(called(b""), None);
+    }
 
     #[test]
     fn facts_of_a_child_whose_arguments_are_not_utf8() {
