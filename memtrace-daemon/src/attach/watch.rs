@@ -166,11 +166,15 @@ impl<P: Prober> Watcher<P> {
             coverage::process(*pid, reason.to_owned())
         }));
         if let Some(first) = self.denied.first() {
-            let reason = format!(
-                "the maps of {} processes, this one among them, may not be read: libraries that \
-                 only they run are not probed (CAP_SYS_PTRACE lets a tracer read them)",
-                self.denied.len()
-            );
+            let reason = match self.denied.len() {
+                1 => "its maps may not be read: libraries that only it runs are not probed \
+                      (CAP_SYS_PTRACE lets a tracer read them)"
+                    .to_owned(),
+                all => format!(
+                    "the maps of {all} processes, this one among them, may not be read: libraries \
+                     that only they run are not probed (CAP_SYS_PTRACE lets a tracer read them)"
+                ),
+            };
             rows.push(coverage::process(*first, reason));
         }
         rows
