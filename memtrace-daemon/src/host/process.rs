@@ -125,7 +125,10 @@ mod tests {
     fn a_launcher_is_called_by_its_command() {
         let called = |bytes: &[u8]| joined(bytes);
         assert_eq!(called(b"a\0b c\0").as_deref(), Some("a b c"));
-        assert_eq!(called(b"memtrace\0__launch\09\013\0\0ls\0-l\0").as_deref(), Some("ls -l"));
+        assert_eq!(
+            called(b"memtrace\0__launch\0\x39\0\x31\x33\0\0ls\0-l\0").as_deref(),
+            Some("ls -l")
+        );
         assert_eq!(called(b"memtrace\0__launch\0").as_deref(), None);
         assert_eq!(called(b""), None);
     }
