@@ -151,7 +151,7 @@ fn kernel_memory_of_eight_threads_is_exact() -> Result<()> {
         let run = if exact { Run::new("kernel").option("--exact") } else { Run::new("kernel") };
         let traced = run.trace(KERNEL, ["mixed", "8", "200"])?;
         traced.dump.check_conservation()?;
-        let books = traced.process()?.at("kernel", "load_msg");
+        let books = traced.process()?.called_in("kernel", "load_msg");
         assert_eq!(books.allocated.count, 8 * 200 * 5, "exact: {exact}");
         assert_eq!(books.freed, books.allocated, "exact: {exact}");
         assert_eq!(books.live, amount(0, 0), "exact: {exact}");
@@ -198,7 +198,7 @@ fn a_tiny_ring_loses_no_kernel_number() -> Result<()> {
     let run = Run::new("kernel").switch("MEMTRACE_TUNE_RING_BYTES", 4_096);
     let traced = run.trace(KERNEL, ["keep", "1000", "1000"])?;
     traced.dump.check_conservation()?;
-    assert_eq!(traced.process()?.at("kernel", "load_msg").live, amount(1_000, 2_048_000));
+    assert_eq!(traced.process()?.called_in("kernel", "load_msg").live, amount(1_000, 2_048_000));
     Ok(())
 }
 
