@@ -46,16 +46,17 @@ macro_rules! map_pointer {
     };
 }
 
-/// Sends processes, totals and accounts that have changed. The result is 1 where the ring buffer
-/// was full before the end: drained and called again, it goes on.
+/// Sends totals, processes and accounts that have changed: what there is least of comes first.
+/// The result is 1 where the ring buffer was full before the end: drained and called again, it
+/// goes on.
 #[raw_tracepoint]
 pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
     let mut full = 0_u64;
-    for_each(map_pointer!(PROCESSES), send_process, (&raw mut full).cast());
+    for_each(map_pointer!(TOTALS), send_totals, (&raw mut full).cast());
     if full != 0 {
         return 1;
     }
-    for_each(map_pointer!(TOTALS), send_totals, (&raw mut full).cast());
+    for_each(map_pointer!(PROCESSES), send_process, (&raw mut full).cast());
     if full != 0 {
         return 1;
     }

@@ -228,11 +228,15 @@ pub fn inherit_policy(parent: &ProcessKey, child: &ProcessKey) {
     }
 }
 
-/// Sends the entry; what the ring does not accept, the flush sends again. Whether it did.
+/// Sends the entry; what the ring does not accept, the flush sends again. Whether it did. Of a
+/// process that `run` and `attach` do not follow nobody wants to hear.
 #[inline(always)]
 pub fn report(entry: *mut ProcessEntry) -> bool {
     // SAFETY: a checked map value and reserved memory of the record's size.
     unsafe {
+        if globals::only_traced() != 0 && (*entry).flags & ProcessFlags::TRACED == 0 {
+            return true;
+        }
         let version = (*entry).version;
         let accepted = emit(RecordKind::Process, |record: *mut ProcessRecord| {
             core::ptr::copy_nonoverlapping(entry, &raw mut (*record).entry, 1);
