@@ -14,6 +14,7 @@ mod loss;
 mod process;
 mod record;
 pub mod tunables;
+mod unwind;
 
 pub use account::{
     AGE_CLASSES, Account, AccountKey, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
@@ -32,6 +33,7 @@ pub use record::{
     AccountRecord, AllocationRecord, DuplicateRecord, FreeReason, FreeRecord, KernelSampleRecord,
     MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
 };
+pub use unwind::{MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
 
 /// Asserts at compile time that a shared type has the size that both sides expect.
 macro_rules! assert_size {

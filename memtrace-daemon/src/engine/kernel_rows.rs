@@ -7,7 +7,7 @@ use super::row::{Part, Place, RowId};
 use crate::catalog;
 use crate::ledger::{AccountBooks, site};
 use crate::record::StackKey;
-use crate::snapshot::{FrameKind, Frames, OWN_PROBES, Sample};
+use crate::snapshot::{FrameKind, Frames, OWN_PROBES, Sample, Taken, TakenBy};
 use crate::verdict::RowFacts;
 
 /// An account as part of a row; `orphan_since_ns` is when its process ended.
@@ -46,6 +46,7 @@ pub(super) fn part(
         judgement: core.verdicts.judge(&books.row(), &facts),
         current: true,
         frames_sampled: key.detail == 0 && place != Place::Unattributed,
+        stack: (!frames.is_empty()).then_some(Taken::whole(TakenBy::Kernel)),
         frames,
         samples: samples(core, books),
         note,

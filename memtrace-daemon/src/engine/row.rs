@@ -7,7 +7,7 @@ use memtrace_common::{Amount, Domain, FunctionId};
 use rustc_hash::FxHashMap;
 
 use crate::record::StackKey;
-use crate::snapshot::{Frames, OWN_PROBES, Process, Sample, Site, Verdict};
+use crate::snapshot::{Frames, OWN_PROBES, Process, Sample, Site, Taken, Verdict};
 use crate::verdict::Judgement;
 
 /// What makes two parts the same row.
@@ -45,6 +45,7 @@ pub(super) struct Part {
     /// Whether its memory is still somebody's, so that growth of it is news.
     pub(super) current: bool,
     pub(super) frames_sampled: bool,
+    pub(super) stack: Option<Taken>,
     pub(super) frames: Frames,
     pub(super) samples: Vec<Sample>,
     pub(super) note: Option<&'static str>,
@@ -125,6 +126,7 @@ impl Row {
                 evidence: judgement.evidence.clone(),
                 sampling: 1.0,
                 frames_sampled: part.frames_sampled,
+                stack: part.stack,
                 frames: part.frames,
                 samples: part.samples,
                 note: part.note,

@@ -5,6 +5,7 @@
 //! records, replayed, gives the same books and the same findings.
 
 mod anchor;
+mod call;
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use memtrace_common::{
 };
 
 pub use anchor::Anchor;
+pub use call::{Call, CopiedCall, Registers, StackCopy};
 
 use crate::snapshot::{CoverageRow, Frame};
 

@@ -7,7 +7,7 @@ use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
     Baseline, CoverageRow, Evidence, Exhaustion, Finding, Frame, FrameKind, HostInfo, Loss,
-    Process, ProcessTerms, Runtime, Sample, Site, Snapshot, Terms, Verdict,
+    Process, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken, TakenBy, Terms, Verdict,
 };
 
 pub(crate) fn time(text: &str) -> Timestamp {
@@ -91,6 +91,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
         evidence: Evidence::default(),
         sampling: 1.0,
         frames_sampled: false,
+        stack: Some(Taken::whole(TakenBy::Copy)),
         frames: vec![].into(),
         samples: vec![],
         note: None,
@@ -154,6 +155,7 @@ fn kernel_site(id: u64, live: Amount) -> Site {
         ]
         .into(),
         frames_sampled: true,
+        stack: Some(Taken::whole(TakenBy::Kernel)),
         samples: vec![Sample {
             weight_bytes: live.bytes,
             count: 12,

@@ -132,3 +132,35 @@ pub enum FrameKind {
     /// An interpreter's frame.
     Python,
 }
+
+/// How a stack was taken, and whether it is all of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Taken {
+    /// How.
+    pub by: TakenBy,
+    /// Why frames may be missing; `None` where the stack is whole.
+    pub incomplete: Option<Arc<str>>,
+}
+
+impl Taken {
+    /// Taken in this way, and whole.
+    #[must_use]
+    pub const fn whole(by: TakenBy) -> Self {
+        Self { by, incomplete: None }
+    }
+}
+
+/// How a stack was taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TakenBy {
+    /// By the kernel, its own frames.
+    #[default]
+    Kernel,
+    /// A copy of the user stack, unwound by the files' unwind information.
+    Copy,
+    /// A walk in the kernel over steps that were learned from copies.
+    Walk,
+    /// A walk by frame pointers; functions without one are skipped or end it.
+    FramePointers,
+}

@@ -14,7 +14,7 @@ use memtrace_common::Amount;
 use serde::{Serialize, Serializer};
 
 pub use findings::{Evidence, Exhaustion, Finding, Verdict};
-pub use frames::{Frame, FrameKind, Frames};
+pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
 pub use sites::{OWN_PROBES, Sample, Site};
 
 /// A picture of everything.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Evidence, Frames, Verdict, site_id};
+use super::{Evidence, Frames, Taken, Verdict, site_id};
 
 /// One row of a process' books: (domain, function, site).
 #[derive(Clone, Debug, Serialize)]
@@ -44,6 +44,8 @@ pub struct Site {
     pub sampling: f64,
     /// Whether `frames` is a sample among several stacks of this call site.
     pub frames_sampled: bool,
+    /// How the stack was taken, and whether it is whole; `None` where there is none.
+    pub stack: Option<Taken>,
     /// Frames, innermost first.
     pub frames: Frames,
     /// Stacks seen at this site, heaviest first.
