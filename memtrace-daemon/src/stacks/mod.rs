@@ -18,6 +18,7 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 mod told;
+pub mod unwind;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
