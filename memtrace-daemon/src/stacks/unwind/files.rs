@@ -115,9 +115,7 @@ impl Files {
         let id = id(file);
         let before = sigbus::replaced();
         if !self.held.contains_key(&id) {
-            let held = Held::load(file, self.now);
-            self.bytes += held.bytes();
-            self.held.insert(id, held);
+            self.open(id, file);
         }
         let Some(held) = self.held.get_mut(&id) else { return Err("is not open") };
         let loaded = held.loaded.as_mut().map_err(|why| *why)?;
@@ -151,15 +149,38 @@ impl Files {
         held.heap += rule.heap();
         held.rules.insert(key, rule.clone());
         self.bytes = self.bytes + held.bytes() - was;
-        while self.bytes > MAX_BYTES || self.held.len() > MAX_FILES {
-            let others = self.held.iter().filter(|(other, _)| **other != id);
+        while self.bytes > MAX_BYTES {
+            // Mapped files cost nothing: only what was made of them is dropped.
+            let others = self.held.iter().filter(|(other, held)| **other != id && held.made() > 0);
             let oldest = others.min_by_key(|(_, held)| held.used).map(|(other, _)| *other);
-            match oldest {
-                Some(oldest) => self.close(oldest),
-                // Alone it cannot be too much; if it is, it is not kept.
-                None => return self.close(id),
+            self.empty(oldest.unwrap_or(id));
+            if oldest.is_none() {
+                break;
             }
         }
+    }
+
+    /// Drops what was made of a file.
+    fn empty(&mut self, id: Id) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        let was = held.bytes();
+        (held.rules, held.heap) = (FxHashMap::default(), 0);
+        if let Ok(loaded) = &mut held.loaded {
+            loaded.indexes = Indexes::default();
+            loaded.image.unpacked = None;
+        }
+        self.bytes = self.bytes + held.bytes() - was;
+    }
+
+    fn open(&mut self, id: Id, file: Option<&OpenFile>) {
+        while self.held.len() >= MAX_FILES {
+            let oldest = self.held.iter().min_by_key(|(_, held)| held.used);
+            let Some(oldest) = oldest.map(|(id, _)| *id) else { break };
+            self.close(oldest);
+        }
+        let held = Held::load(file, self.now);
+        self.bytes += held.bytes();
+        self.held.insert(id, held);
     }
 
     /// Does something with a section's bytes: evaluates what was found in it.
@@ -189,9 +210,7 @@ impl Files {
         let before = sigbus::replaced();
         space.begin_reading(Some(file)).ok()?;
         if !self.held.contains_key(&id) {
-            let held = Held::load(Some(file), self.now);
-            self.bytes += held.bytes();
-            self.held.insert(id, held);
+            self.open(id, Some(file));
         }
         let loaded = self.held.get(&id).and_then(|held| held.loaded.as_ref().ok());
         let code = loaded.and_then(|loaded| {
@@ -239,15 +258,29 @@ impl Held {
         Self { loaded, rules: FxHashMap::default(), heap: 0, used: now }
     }
 
+    /// Memory of our own, bytes.
     fn bytes(&self) -> usize {
         let loaded = self.loaded.as_ref().map_or(0, |loaded| loaded.heap());
-        size_of::<(Id, Self)>() + loaded + self.heap + self.rules.capacity() * A_RULE
+        size_of::<(Id, Self)>() + loaded + self.rules()
+    }
+
+    /// What of it can be made again.
+    fn made(&self) -> usize {
+        self.rules() + self.loaded.as_ref().map_or(0, |loaded| loaded.made())
+    }
+
+    fn rules(&self) -> usize {
+        self.heap + self.rules.capacity() * A_RULE
     }
 }
 
 impl Loaded {
     fn heap(&self) -> usize {
-        size_of::<Self>() + self.image.heap() + self.indexes.heap()
+        size_of::<Self>() + self.image.heap() + self.made()
+    }
+
+    fn made(&self) -> usize {
+        self.indexes.heap() + self.image.unpacked()
     }
 }
 

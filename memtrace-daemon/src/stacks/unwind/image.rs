@@ -216,13 +216,17 @@ impl Image {
         self.unpacked.as_deref()
     }
 
-    /// Memory of our own, bytes.
-    pub fn heap(&self) -> usize {
-        let unpacked = match &self.unpacked {
+    /// Memory of what is unpacked, bytes.
+    pub fn unpacked(&self) -> usize {
+        match &self.unpacked {
             Some(Bytes::Own(bytes)) => bytes.capacity(),
             _ => 0,
-        };
-        unpacked + self.segments.capacity() * size_of::<Segment>()
+        }
+    }
+
+    /// Other memory, bytes.
+    pub fn heap(&self) -> usize {
+        self.segments.capacity() * size_of::<Segment>()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::stacks::files::{self, OpenFile};
 use crate::stacks::maps::{self, Row};
 
 /// This process, as its mappings were when this was made.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OwnSpace {
     rows: Vec<Row>,
     open: FxHashMap<(u64, u64), Result<Arc<OpenFile>, String>>,

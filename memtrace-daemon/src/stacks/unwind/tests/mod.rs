@@ -1,7 +1,11 @@
 //! Tests on stacks of this very process, against what glibc's own `backtrace` finds.
 
+mod anonymous;
 mod damaged;
+mod elf;
+mod hostile;
 mod live;
+mod made;
 
 use std::arch::global_asm;
 use std::ffi::c_void;
