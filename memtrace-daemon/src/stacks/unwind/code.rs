@@ -83,7 +83,9 @@ fn returning(mut code: &[u8]) -> Option<Plain> {
             _ => return None,
         };
     }
-    let offset = offset.checked_add(8).filter(|offset| *offset >= 8 && offset % 8 == 0)?;
+    let offset = offset
+        .checked_add(8)
+        .filter(|offset| *offset >= 8 && offset.cast_unsigned().is_multiple_of(8))?;
     let mut plain = Plain { by_frame_pointer, offset, ..Plain::default() };
     for (saved, at) in plain.saved.iter_mut().zip(popped) {
         if let Some(at) = at {

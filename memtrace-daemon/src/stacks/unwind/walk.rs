@@ -219,7 +219,11 @@ impl<'a> Walk<'a> {
 
     fn grows(&self, stack_pointer: u64) -> Result<(), Stop> {
         let before = self.cpu.get(RSP).ok_or(Stop::UnknownRegister)?;
-        if stack_pointer > before && stack_pointer % 8 == 0 { Ok(()) } else { Err(Stop::Backwards) }
+        if stack_pointer > before && stack_pointer.is_multiple_of(8) {
+            Ok(())
+        } else {
+            Err(Stop::Backwards)
+        }
     }
 
     fn full(&mut self, full: &Full, image: &InImage) -> Result<Next, Stop> {
@@ -339,7 +343,7 @@ impl<'a> Walk<'a> {
         let stop = || Stop::Because(why.clone());
         let frame = self.cpu.get(RBP).ok_or_else(stop)?;
         let stack_pointer = self.cpu.get(RSP).ok_or(Stop::UnknownRegister)?;
-        if frame < stack_pointer || frame % 8 != 0 {
+        if frame < stack_pointer || !frame.is_multiple_of(8) {
             return Err(stop());
         }
         let outer = self.memory.word(frame)?;

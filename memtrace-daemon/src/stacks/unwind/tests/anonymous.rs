@@ -88,7 +88,7 @@ fn other_code_made_at_run_time_is_followed_but_not_believed() {
     // push %rbp; mov %rsp,%rbp; sub $32,%rsp; call *%rdi; nop; leave; ret
     let code = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 32, 0xff, 0xd7, 0x90, 0xc9, 0xc3];
     let (direct, mut through) = with(&code);
-    let why = through.incomplete.unwrap();
+    let why = through.incomplete.clone().unwrap();
     assert!(why.contains("code made at run time"), "{why}");
     through.addresses.remove(3);
     // As far as no register is needed that such code may have changed.
