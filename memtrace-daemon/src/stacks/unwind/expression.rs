@@ -15,14 +15,15 @@ const MAX_OPERATIONS: u32 = 256;
 
 /// The value of an expression; `initial` is on its stack when it begins.
 pub fn value(
-    expression: Expression<Slice<'_>>,
+    operations: &[u8],
     initial: Option<u64>,
     cpu: &Cpu,
     memory: &Memory<'_>,
 ) -> Result<u64, Stop> {
     let damaged = |_| Stop::Damaged("has an expression that cannot be evaluated");
     let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
-    let mut evaluation = expression.evaluation(encoding);
+    let operations = Expression(Slice::new(operations, LittleEndian));
+    let mut evaluation = operations.evaluation(encoding);
     evaluation.set_max_iterations(MAX_OPERATIONS);
     if let Some(initial) = initial {
         evaluation.set_initial_value(initial);

@@ -10,7 +10,7 @@ use super::bytes::Bytes;
 use super::code::CALL;
 use super::image::Image;
 use super::look_up::{self, Context, Indexes};
-use super::rule::{Rule, Section};
+use super::rule::Rule;
 use super::{AddressSpace, UnwinderSizes, vdso};
 use crate::stacks::files::{FileKey, OpenFile};
 use crate::stacks::sigbus;
@@ -181,22 +181,6 @@ impl Files {
         let held = Held::load(file, self.now);
         self.bytes += held.bytes();
         self.held.insert(id, held);
-    }
-
-    /// Does something with a section's bytes: evaluates what was found in it.
-    pub fn with_section<T>(
-        &mut self,
-        file: Option<&OpenFile>,
-        section: Section,
-        act: impl FnOnce(&[u8]) -> T,
-    ) -> Result<T, &'static str> {
-        let id = id(file);
-        let loaded = self.held.get(&id).and_then(|held| held.loaded.as_ref().ok());
-        let data = loaded.and_then(|loaded| look_up::data(&loaded.image, section));
-        let before = sigbus::replaced();
-        let result = act(data.ok_or("is not open any more")?);
-        self.uncut(id, before)?;
-        Ok(result)
     }
 
     /// The code bytes before an offset in a file.

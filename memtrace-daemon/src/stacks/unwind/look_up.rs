@@ -10,7 +10,7 @@ use super::code;
 use super::expression::Slice;
 use super::image::Image;
 use super::index::{Index, Table};
-use super::rule::{Rule, Section};
+use super::rule::Rule;
 
 /// Longest entry, bytes: each may hold as many instructions.
 const MAX_ENTRY: usize = 64 << 10;
@@ -46,6 +46,25 @@ impl Indexes {
     }
 }
 
+/// An address in a file that a rule is wanted of.
+#[derive(Clone, Copy, Debug)]
+struct At {
+    /// Before relocation.
+    address: u64,
+    /// Where it was interrupted; else one less than where a call returns to.
+    exact: bool,
+    /// Offset in the file of the code that runs next.
+    next: u64,
+}
+
+impl At {
+    /// The code that runs next. Not looked at without need: it need not be in memory.
+    fn code(self, image: &Image) -> &[u8] {
+        let from = usize::try_from(self.next).ok().and_then(|next| image.bytes.get(next..));
+        from.map_or(&[], |from| from.get(..MAX_CODE).unwrap_or(from))
+    }
+}
+
 /// The rule of an address, which is given as an offset in the file. `exact`: it is where the
 /// frame was interrupted, else one less than where a call returns to.
 pub fn rule(
@@ -55,25 +74,17 @@ pub fn rule(
     offset: u64,
     exact: bool,
 ) -> Rule {
-    let next = offset.saturating_add(u64::from(!exact));
-    let from = usize::try_from(next).ok().and_then(|next| image.bytes.get(next..));
-    let code = from.map_or(&[][..], |from| from.get(..MAX_CODE).unwrap_or(from));
-    if code.starts_with(&code::SIGRETURN) {
-        return Rule::Signal;
-    }
     let Some(address) = image.address(offset) else { return Rule::Nothing };
-    let by_eh = by_eh_frame(image, indexes, context, address);
-    let found = by_eh.or_else(|| by_debug_frame(image, indexes, context, address));
+    let at = At { address, exact, next: offset.saturating_add(u64::from(!exact)) };
+    let by_eh = by_eh_frame(image, indexes, context, at);
+    let found = by_eh.or_else(|| by_debug_frame(image, indexes, context, at));
     found.unwrap_or_else(|| {
         // Programs without glibc may have no unwind information for their first function.
         let entry = image.entry;
         if entry != 0 && (entry..entry.saturating_add(ENTRY)).contains(&address) && !exact {
             return Rule::End;
         }
-        // The code must come again from the image: the borrow above ended.
-        let from = usize::try_from(next).ok().and_then(|next| image.bytes.get(next..));
-        let code = from.map_or(&[][..], |from| from.get(..MAX_CODE).unwrap_or(from));
-        code::rule(code)
+        code::rule(at.code(image))
     })
 }
 
@@ -81,7 +92,7 @@ fn by_eh_frame(
     image: &Image,
     indexes: &mut Indexes,
     context: &mut Context,
-    address: u64,
+    at: At,
 ) -> Option<Rule> {
     let part = image.eh_frame.as_ref()?;
     let data = image.bytes.part(&part.range)?;
@@ -93,20 +104,20 @@ fn by_eh_frame(
         .as_ref()
         .and_then(|header| Table::of(image.bytes.part(&header.range)?, header.address));
     let offset = match table {
-        Some(table) => usize::try_from(table.find(address)?.checked_sub(part.address)?).ok()?,
+        Some(table) => usize::try_from(table.find(at.address)?.checked_sub(part.address)?).ok()?,
         None => {
             let build = || Index::build(&section, data, &bases, image);
-            indexes.eh.get_or_insert_with(build).find(address, image.lowest())?
+            indexes.eh.get_or_insert_with(build).find(at.address, image.lowest())?
         }
     };
-    compile(&section, data, &bases, offset.into(), context, address, Section::Eh)
+    compile(image, &section, data, &bases, offset.into(), context, at)
 }
 
 fn by_debug_frame(
     image: &mut Image,
     indexes: &mut Indexes,
     context: &mut Context,
-    address: u64,
+    at: At,
 ) -> Option<Rule> {
     image.debug_frame()?;
     let image = &*image;
@@ -115,8 +126,8 @@ fn by_debug_frame(
     section.set_address_size(8);
     let bases = BaseAddresses::default();
     let build = || Index::build(&section, data, &bases, image);
-    let offset = indexes.debug.get_or_insert_with(build).find(address, image.lowest())?;
-    compile(&section, data, &bases, offset.into(), context, address, Section::Debug)
+    let offset = indexes.debug.get_or_insert_with(build).find(at.address, image.lowest())?;
+    compile(image, &section, data, &bases, offset.into(), context, at)
 }
 
 fn debug_data(image: &Image) -> Option<&[u8]> {
@@ -126,32 +137,33 @@ fn debug_data(image: &Image) -> Option<&[u8]> {
     }
 }
 
-/// The bytes that a section's expressions are in.
-pub fn data(image: &Image, section: Section) -> Option<&[u8]> {
-    match section {
-        Section::Eh => image.bytes.part(&image.eh_frame.as_ref()?.range),
-        Section::Debug => debug_data(image),
-    }
-}
-
 /// The rule of an address by the description at an offset, if that covers it.
 fn compile<'a, S: UnwindSection<Slice<'a>>>(
+    image: &Image,
     section: &S,
     data: &[u8],
     bases: &BaseAddresses,
     offset: S::Offset,
     context: &mut Context,
-    address: u64,
-    which: Section,
+    at: At,
 ) -> Option<Rule> {
     let damaged = Some(Rule::Damaged("has unwind information that cannot be read"));
-    let description =
-        match section.fde_from_offset(bases, offset, |s, bases, at| cie(s, data, bases, at)) {
-            Ok(description) => description,
-            Err(_) => return damaged,
-        };
-    if !description.contains(address) {
+    let description = match section
+        .fde_from_offset(bases, offset, |s, bases, common| cie(s, data, bases, common))
+    {
+        Ok(description) => description,
+        Err(_) => return damaged,
+    };
+    if !description.contains(at.address) {
         return None;
+    }
+    // What returns to behind a function's end is the address of another one, which no call
+    // has put there.
+    if description.end_address() == at.address.wrapping_add(1)
+        && !at.exact
+        && at.code(image).starts_with(&code::SIGRETURN)
+    {
+        return Some(Rule::Signal);
     }
     if description.entry_len() > MAX_ENTRY {
         return Some(Rule::Damaged("has unwind information beyond the limit"));
@@ -160,8 +172,8 @@ fn compile<'a, S: UnwindSection<Slice<'a>>>(
         return damaged;
     }
     let signal = description.is_signal_trampoline();
-    match description.unwind_info_for_address(section, bases, &mut context.0, address) {
-        Ok(row) => Some(Rule::of(row, signal, which)),
+    match description.unwind_info_for_address(section, bases, &mut context.0, at.address) {
+        Ok(row) => Some(Rule::of(row, signal, data)),
         Err(_) => damaged,
     }
 }

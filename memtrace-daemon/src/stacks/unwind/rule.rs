@@ -56,30 +56,25 @@ pub struct Full {
     pub registers: Box<[(u16, Value)]>,
     /// The frame is a signal's: the next address is where it was interrupted.
     pub signal: bool,
-    /// In which section its expressions are.
-    pub section: Section,
 }
 
-/// A section of unwind information.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
-    /// `.eh_frame`.
-    Eh,
-    /// `.debug_frame`.
-    Debug,
-}
+/// Longest expression, bytes; those in use are a tenth of that.
+const MAX_EXPRESSION: usize = 256;
+
+/// The operations of an expression.
+pub type Expression = Box<[u8]>;
 
 /// The canonical frame address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Cfa {
     /// A register plus so many bytes.
     Register(u16, i64),
     /// An expression.
-    Expression(UnwindExpression<usize>),
+    Expression(Expression),
 }
 
 /// A register of the caller.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Value {
     /// Lost.
     Undefined,
@@ -92,14 +87,14 @@ pub enum Value {
     /// In another register.
     Register(u16),
     /// In memory, where an expression tells.
-    AtExpression(UnwindExpression<usize>),
+    AtExpression(Expression),
     /// What an expression tells.
-    IsExpression(UnwindExpression<usize>),
+    IsExpression(Expression),
 }
 
 impl Rule {
-    /// Compiles a row.
-    pub fn of(row: &UnwindTableRow<usize, Store>, signal: bool, section: Section) -> Self {
+    /// Compiles a row of a section with these bytes.
+    pub fn of(row: &UnwindTableRow<usize, Store>, signal: bool, data: &[u8]) -> Self {
         match row.register(gimli::Register(RIP)) {
             Some(RegisterRule::Undefined) if !signal => return Self::End,
             Some(_) => {}
@@ -108,9 +103,26 @@ impl Rule {
         if !signal && let Some(plain) = plain(row) {
             return Self::Plain(plain);
         }
+        match Full::of(row, signal, data) {
+            Some(full) => Self::Full(Arc::new(full)),
+            None => Self::Damaged("has a rule that is beyond the limits"),
+        }
+    }
+
+    /// Memory beside the rule itself, bytes.
+    pub fn heap(&self) -> usize {
+        match self {
+            Self::Full(full) => full.heap(),
+            _ => 0,
+        }
+    }
+}
+
+impl Full {
+    fn of(row: &UnwindTableRow<usize, Store>, signal: bool, data: &[u8]) -> Option<Self> {
         let cfa = match row.cfa() {
             CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(register.0, *offset),
-            CfaRule::Expression(expression) => Cfa::Expression(*expression),
+            CfaRule::Expression(expression) => Cfa::Expression(copied(expression, data)?),
         };
         let mut registers = Vec::new();
         for (register, rule) in row.registers().filter(|(register, _)| followed(*register)) {
@@ -121,25 +133,38 @@ impl Rule {
                 RegisterRule::Offset(offset) => Value::At(*offset),
                 RegisterRule::ValOffset(offset) => Value::Is(*offset),
                 RegisterRule::Register(other) => Value::Register(other.0),
-                RegisterRule::Expression(expression) => Value::AtExpression(*expression),
-                RegisterRule::ValExpression(expression) => Value::IsExpression(*expression),
-                _ => return Self::Damaged("has a rule of a kind that x86-64 does not have"),
+                RegisterRule::Expression(expression) => {
+                    Value::AtExpression(copied(expression, data)?)
+                }
+                RegisterRule::ValExpression(expression) => {
+                    Value::IsExpression(copied(expression, data)?)
+                }
+                _ => return None,
             };
             registers.push((register.0, value));
         }
-        Self::Full(Arc::new(Full { cfa, registers: registers.into(), signal, section }))
+        Some(Self { cfa, registers: registers.into(), signal })
     }
 
-    /// Memory beside the rule itself, bytes.
-    pub fn heap(&self) -> usize {
-        match self {
-            Self::Full(full) => {
-                // The counts of an `Arc`, and what the allocator adds to two blocks.
-                size_of::<Full>() + 48 + full.registers.len() * size_of::<(u16, Value)>()
-            }
+    fn heap(&self) -> usize {
+        // What the allocator adds to a block.
+        const BLOCK: usize = 16;
+        let expression = |bytes: &Expression| bytes.len() + BLOCK;
+        let values = self.registers.iter().map(|(_, value)| match value {
+            Value::AtExpression(bytes) | Value::IsExpression(bytes) => expression(bytes),
             _ => 0,
-        }
+        });
+        let cfa = match &self.cfa {
+            Cfa::Expression(bytes) => expression(bytes),
+            Cfa::Register(..) => 0,
+        };
+        size_of::<Self>() + 3 * BLOCK + cfa + size_of_val(&*self.registers) + values.sum::<usize>()
     }
+}
+
+fn copied(expression: &UnwindExpression<usize>, data: &[u8]) -> Option<Expression> {
+    let bytes = data.get(expression.offset..)?.get(..expression.length)?;
+    (bytes.len() <= MAX_EXPRESSION).then(|| bytes.into())
 }
 
 fn followed(register: gimli::Register) -> bool {

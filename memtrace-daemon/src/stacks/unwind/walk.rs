@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use gimli::{EhFrame, LittleEndian, UnwindExpression};
 use memtrace_common::Step;
 
 use super::expression;
@@ -165,7 +164,10 @@ impl<'a> Walk<'a> {
                 }
                 self.plain(&plain)
             }
-            Rule::Full(full) => self.full(&full, &image),
+            Rule::Full(full) => self.full(&full).map_err(|stop| match stop {
+                Stop::Damaged(why) => Stop::Because(format!("{} {why}", name(image.file()))),
+                stop => stop,
+            }),
             Rule::End => {
                 self.steps.extend(learn.map(|address| (address, Step::END)));
                 Ok(Next::None)
@@ -226,18 +228,18 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn full(&mut self, full: &Full, image: &InImage) -> Result<Next, Stop> {
-        let cfa = match full.cfa {
+    fn full(&mut self, full: &Full) -> Result<Next, Stop> {
+        let cfa = match &full.cfa {
             Cfa::Register(register, offset) => {
-                let base = self.cpu.get(register).ok_or(Stop::UnknownRegister)?;
-                base.checked_add_signed(offset).ok_or(Stop::Elsewhere)?
+                let base = self.cpu.get(*register).ok_or(Stop::UnknownRegister)?;
+                base.checked_add_signed(*offset).ok_or(Stop::Elsewhere)?
             }
-            Cfa::Expression(expression) => self.evaluate(expression, None, full, image)?,
+            Cfa::Expression(operations) => self.evaluate(operations, None)?,
         };
         let mut caller = self.cpu;
         caller.set(RSP, cfa);
         for (register, value) in &full.registers {
-            match self.value(*register, *value, cfa, full, image) {
+            match self.value(*register, value, cfa, full.signal) {
                 Ok(Some(value)) => caller.set(*register, value),
                 Ok(None) => caller.forget(*register),
                 // It may never be needed.
@@ -258,53 +260,31 @@ impl<'a> Walk<'a> {
     }
 
     fn value(
-        &mut self,
+        &self,
         register: u16,
-        value: Value,
+        value: &Value,
         cfa: u64,
-        full: &Full,
-        image: &InImage,
+        signal: bool,
     ) -> Result<Option<u64>, Stop> {
-        let from_cfa = |offset| cfa.checked_add_signed(offset).ok_or(Stop::Elsewhere);
+        let from_cfa = |offset: &i64| cfa.checked_add_signed(*offset).ok_or(Stop::Elsewhere);
         Ok(match value {
             Value::Undefined => None,
             Value::Same => self.cpu.get(register),
-            Value::At(offset) if register == RIP && !full.signal => {
+            Value::At(offset) if register == RIP && !signal => {
                 Some(self.memory.return_address(from_cfa(offset)?)?)
             }
             Value::At(offset) => Some(self.memory.word(from_cfa(offset)?)?),
             Value::Is(offset) => Some(from_cfa(offset)?),
-            Value::Register(other) => Some(self.cpu.get(other).ok_or(Stop::UnknownRegister)?),
-            Value::AtExpression(expression) => {
-                let at = self.evaluate(expression, Some(cfa), full, image)?;
-                Some(self.memory.word(at)?)
+            Value::Register(other) => Some(self.cpu.get(*other).ok_or(Stop::UnknownRegister)?),
+            Value::AtExpression(operations) => {
+                Some(self.memory.word(self.evaluate(operations, Some(cfa))?)?)
             }
-            Value::IsExpression(expression) => {
-                Some(self.evaluate(expression, Some(cfa), full, image)?)
-            }
+            Value::IsExpression(operations) => Some(self.evaluate(operations, Some(cfa))?),
         })
     }
 
-    fn evaluate(
-        &mut self,
-        expression: UnwindExpression<usize>,
-        initial: Option<u64>,
-        full: &Full,
-        image: &InImage,
-    ) -> Result<u64, Stop> {
-        let (cpu, memory) = (&self.cpu, &self.memory);
-        let result = self.files.with_section(image.file(), full.section, |data| {
-            // Both kinds of section hold expressions in the same way.
-            let section = EhFrame::new(data, LittleEndian);
-            let expression = expression.get(&section);
-            let expression = expression.map_err(|_| Stop::Damaged("has lost an expression"))?;
-            expression::value(expression, initial, cpu, memory)
-        });
-        let named = |why| Stop::Because(format!("{} {why}", name(image.file())));
-        match result.map_err(named)? {
-            Err(Stop::Damaged(why)) => Err(named(why)),
-            other => other,
-        }
+    fn evaluate(&self, operations: &[u8], initial: Option<u64>) -> Result<u64, Stop> {
+        expression::value(operations, initial, &self.cpu, &self.memory)
     }
 
     /// A signal's frame: all registers as they were when it came.

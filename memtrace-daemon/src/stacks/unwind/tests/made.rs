@@ -120,6 +120,34 @@ fn a_plt_entrys_expression_depends_on_where_it_is() {
 }
 
 #[test]
+fn a_restorer_without_unwind_information_is_known_by_its_code() {
+    let functions: [(u64, u64, &[u8]); 2] = [(0x100, 0x100, &[]), (0x240, 0x100, &[0x07, 16])];
+    let (eh_frame, table) = frames(false, "zR", &functions);
+    let mut code = vec![0x90; 0x400];
+    // One right behind another function, one that stands alone.
+    for at in [0x200, 0x220] {
+        code[at..at + 9].copy_from_slice(&crate::stacks::unwind::code::SIGRETURN);
+    }
+    let mapped = Elf { code, eh_frame, table, ..Elf::default() }.map();
+    let outer = mapped.code + 0x240;
+    for at in [0x200, 0x220] {
+        let mut words = [0; 64];
+        (words[5 + 15], words[5 + 16]) = (STACK + 320, outer);
+        let restorer = mapped.code + at;
+        let one = unwound(&copy(restorer, 0, &words));
+        // The interrupted function had just begun: it is no return address.
+        assert_eq!((one.incomplete, one.addresses), (None, vec![restorer, outer]));
+        assert_eq!(one.steps, []);
+        // The interrupted stack is another one.
+        words[5 + 15] = STACK - 320;
+        let other = unwound(&copy(restorer, 0, &words));
+        assert_eq!(other.addresses, [restorer, outer]);
+        let why = other.incomplete.unwrap();
+        assert_eq!(why, "the interrupted stack is not in the copy");
+    }
+}
+
+#[test]
 fn a_file_that_is_cut_short_fails_instead_of_reading_as_zeros() {
     let (eh_frame, table) = frames(false, "zR", &TWO);
     let mapped = Elf { eh_frame, table, ..Elf::default() }.map();
