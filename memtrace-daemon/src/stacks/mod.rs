@@ -21,7 +21,7 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 mod told;
-mod unwind;
+pub mod unwind;
 mod unwinding;
 
 use std::io;
