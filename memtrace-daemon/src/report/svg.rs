@@ -96,6 +96,8 @@ fn subtitle(filter: &Filter, tree: &Tree) -> String {
 /// Colours by what a frame is; functions keep the palette's greens.
 fn colors(tree: &Tree) -> PaletteMap {
     let mut colors = PaletteMap::default();
+    // The root has no name.
+    colors.insert("", Color { r: 214, g: 222, b: 214 });
     for (name, kind) in tree.names() {
         let (r, g, b) = match kind {
             Kind::Domain => (122, 164, 224),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::report::filter::Filter;
 use crate::report::human;
-use crate::report::text::{meaning, sampling};
+use crate::report::text::{meaning, sampling, subject};
 use crate::snapshot::{Site, Snapshot};
 
 /// Rows of one kind that are listed; a profile is no place for hundreds.
@@ -39,10 +39,8 @@ pub(super) fn lines(snapshot: &Snapshot, filter: &Filter) -> Vec<String> {
     lines.push(format!("sampling: {}", sampling(snapshot)));
     let not: Vec<_> = snapshot.coverage.iter().filter(|row| !row.attached).collect();
     lines.extend(not.iter().take(SHOWN).map(|row| {
-        let what = row.path.as_deref().or(row.library.as_deref()).unwrap_or(row.kind);
-        let pid = row.pid.map(|pid| format!(" in pid {pid}")).unwrap_or_default();
         let reason = row.reason.as_deref().unwrap_or("for a reason that is not known");
-        format!("not covered: {what}{pid}: {reason}")
+        format!("not covered: {}: {reason}", subject(row))
     }));
     if not.len() > SHOWN {
         lines.push(format!("not covered: {} more", not.len() - SHOWN));

@@ -158,7 +158,7 @@ fn coverage(rows: &[CoverageRow], page: &mut Page<'_>) -> io::Result<()> {
 }
 
 /// What a row is about: the library by its path, or the process.
-fn subject(row: &CoverageRow) -> String {
+pub(in crate::report) fn subject(row: &CoverageRow) -> String {
     let name = row.path.as_deref().or(row.library.as_deref());
     let name = name.map(|name| escape(name).into_owned());
     match (name, row.pid) {
