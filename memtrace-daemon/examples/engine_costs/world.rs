@@ -22,7 +22,8 @@ const ACCOUNTS: u32 = 5;
 const CALL_SITES: u32 = 5;
 /// Live allocations of each call site.
 const LIVE: u64 = 4;
-const FRAMES: u64 = 16;
+/// Frames of each site, where nothing else is asked for.
+const FRAMES: usize = 16;
 const SECOND: u64 = 1_000_000_000;
 /// Ticks after which every window of the verdicts' history is full.
 const OLD_SECONDS: u64 = 600;
@@ -45,17 +46,24 @@ pub struct World {
     pub now_ns: u64,
     next_id: u64,
     function: u16,
+    frames: usize,
 }
 
 impl World {
     /// Books of all processes and sites.
     pub fn new() -> Self {
+        Self::with_frames(FRAMES)
+    }
+
+    /// The same with stacks of this many frames.
+    pub fn with_frames(frames: usize) -> Self {
         let domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
         let config = CoreConfig { domains, ..CoreConfig::default() };
         let functions = catalog::library_functions();
         let function = functions.iter().find(|function| function.symbol == "cudaMalloc");
         let function = function.map_or(0, |function| function.id);
-        let mut world = Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function };
+        let mut world =
+            Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function, frames };
         for serial in 1..=PROCESSES {
             world.begin(serial);
         }
@@ -197,10 +205,10 @@ impl World {
             tgid: 1_000 + serial,
             tid: 1_000 + serial,
             serial,
-            user_frames: FRAMES as u32,
+            user_frames: self.frames as u32,
             ..AllocationRecord::zeroed()
         };
-        fill(&mut call.user, 0x7f00_0000_0000, serial % PROGRAMS, site);
+        fill(call.user.iter_mut().take(self.frames), 0x7f00_0000_0000, serial % PROGRAMS, site);
         call
     }
 
@@ -208,8 +216,8 @@ impl World {
         sample.header = header::<KernelSampleRecord>(RecordKind::KernelSample, self.now_ns);
         sample.account = account(serial, site, count);
         sample.tgid = 1_000 + serial;
-        sample.kernel_frames = FRAMES as u32;
-        fill(&mut sample.kernel, 0xffff_ffff_8100_0000, 0, site);
+        sample.kernel_frames = self.frames as u32;
+        fill(sample.kernel.iter_mut().take(self.frames), 0xffff_ffff_8100_0000, 0, site);
     }
 }
 
@@ -224,7 +232,7 @@ fn header<T>(kind: RecordKind, time_ns: u64) -> RecordHeader {
 
 fn account(serial: u32, site: u32, count: u64) -> Account {
     let mut frames = [0];
-    fill(&mut frames, 0xffff_ffff_8100_0000, 0, site);
+    fill(frames.iter_mut(), 0xffff_ffff_8100_0000, 0, site);
     let [call_site] = frames;
     let context_and_function = AccountKey::pack(Context::Process, KMALLOC);
     let key = AccountKey { call_site, detail: 0, serial, context_and_function };
@@ -241,9 +249,9 @@ fn grow(account: &mut Account, count: u64) {
 
 /// Return addresses that differ near the allocator and meet farther out, as those of one
 /// program do.
-fn fill(frames: &mut [u64], base: u64, program: u32, site: u32) {
+fn fill<'a>(frames: impl Iterator<Item = &'a mut u64>, base: u64, program: u32, site: u32) {
     let program = base + (u64::from(program) << 24);
-    for (depth, frame) in (0..FRAMES).zip(frames) {
+    for (depth, frame) in (0_u64..).zip(frames) {
         let branch = u64::from(site) >> depth.min(31);
         *frame = program + (depth << 12) + (branch << 6) + 1;
     }
