@@ -198,3 +198,32 @@ pub enum TakenBy {
     /// A walk by frame pointers; functions without one are skipped or end it.
     FramePointers,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_headline_is_the_first_frame_that_is_not_the_allocators() {
+        let frame = |symbol: Option<&str>, allocator| Frame {
+            symbol: symbol.map(Into::into),
+            module: Some("/usr/lib/libapp.so".into()),
+            offset: Some(0x1f0),
+            allocator,
+            ..Frame::default()
+        };
+        let headline = |frames: Vec<Frame>| {
+            let frames = Frames::from(frames);
+            frames.get(frames.own()).and_then(Frame::title)
+        };
+        let malloc = || frame(Some("malloc"), true);
+        let main = || frame(Some("main"), false);
+        assert_eq!(headline(vec![malloc(), main()]).as_deref(), Some("main"));
+        // A name farther out is not where the memory was asked for.
+        let stripped = headline(vec![malloc(), frame(None, false), main()]);
+        assert_eq!(stripped.as_deref(), Some("libapp.so+0x1f0"));
+        assert_eq!(headline(vec![malloc(), malloc()]).as_deref(), Some("malloc"));
+        assert_eq!(headline(vec![malloc(), Frame::default(), main()]), None);
+        assert_eq!(headline(vec![]), None);
+    }
+}
