@@ -75,6 +75,15 @@ pub struct Frame {
     pub reason: Option<String>,
 }
 
+/// How a stack was taken, and whether it is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Taken {
+    pub taken: String,
+    pub complete: bool,
+    pub reason: Option<String>,
+}
+
 /// A site.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are contract's")]
@@ -93,6 +102,7 @@ pub struct Site {
     pub verdict: String,
     pub sampling: f64,
     pub frames_sampled: bool,
+    pub stack: Option<Taken>,
     pub frames: Vec<Frame>,
     pub note: Option<String>,
 }

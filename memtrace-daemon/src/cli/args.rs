@@ -92,10 +92,11 @@ pub struct ReportArgs {
 /// What a report is written as, and where.
 #[derive(Clone, Debug, Args)]
 pub struct OutputArgs {
-    /// text, json, folded, pprof or svg.
+    /// text, json (schema 1), folded (for flame graph tools), pprof (a gzipped profile) or svg (a
+    /// flame graph for a browser).
     #[arg(long, value_name = "F", default_value = "text")]
     pub format: Format,
-    /// Write to this file instead of standard output.
+    /// Write to this file instead of standard output; pprof and svg go to no terminal.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }

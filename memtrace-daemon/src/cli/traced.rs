@@ -6,13 +6,13 @@ use std::{io, sync::Arc, time::Duration};
 use memtrace_common::Domain;
 
 use super::{
-    args::{KeptLimit, ReportArgs, TraceArgs},
+    args::{KeptLimit, OutputArgs, ReportArgs, TraceArgs},
     output::Output,
     session::{Plan, Session},
 };
 use crate::{
     config::DEFAULT_SOCKET,
-    report::{self, Filter, RenderError},
+    report::{self, Filter},
     snapshot::{Snapshot, Verdict},
 };
 
@@ -50,10 +50,10 @@ pub fn mention_daemon() {
 /// Opens the destination of a report before anything is traced.
 ///
 /// # Errors
-/// A format that this version cannot write, or a file that cannot be written.
+/// A file that cannot be written, or a format that a terminal cannot show.
 pub fn open_output(report: &ReportArgs) -> anyhow::Result<Output> {
-    report.output.format.supported()?;
-    Ok(Output::open(report.output.output.as_deref())?)
+    let OutputArgs { format, output } = &report.output;
+    Ok(Output::open(output.as_deref(), *format)?)
 }
 
 /// Takes the last snapshot, writes the report, detaches.
@@ -75,11 +75,8 @@ pub async fn finish(
 fn write(snapshot: &Snapshot, report: &ReportArgs, out: &mut Output) -> anyhow::Result<()> {
     let width = out.width();
     let format = report.output.format;
-    let written = match report::render(snapshot, format, &Filter::default(), width, out) {
-        Err(RenderError::Write(error)) => Err(error),
-        Err(error) => return Err(error.into()),
-        Ok(()) => io::Write::flush(out),
-    };
+    let written = report::render(snapshot, format, &Filter::default(), width, out)
+        .and_then(|()| io::Write::flush(out));
     Ok(out.finished(written)?)
 }
 
