@@ -75,6 +75,15 @@ pub struct Frame {
     pub reason: Option<String>,
 }
 
+/// How a stack was taken.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Stack {
+    pub taken: String,
+    pub complete: bool,
+    pub reason: Option<String>,
+}
+
 /// A site.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are contract's")]
@@ -93,6 +102,7 @@ pub struct Site {
     pub verdict: String,
     pub sampling: f64,
     pub frames_sampled: bool,
+    pub stack: Option<Stack>,
     pub frames: Vec<Frame>,
     pub note: Option<String>,
 }
@@ -102,6 +112,13 @@ impl Site {
     #[must_use]
     pub fn passes(&self, symbol: &str) -> bool {
         self.frames.iter().any(|frame| frame.symbol.as_deref() == Some(symbol))
+    }
+
+    /// The frames that are calls, innermost first: each with the functions that are inlined in
+    /// it, innermost first, and itself last.
+    #[must_use]
+    pub fn calls(&self) -> Vec<&[Frame]> {
+        self.frames.split_inclusive(|frame| !frame.inlined).collect()
     }
 
     /// Whether this function makes the call: it is the first frame.

@@ -16,6 +16,7 @@ pub mod paths;
 pub mod process;
 pub mod scratch;
 pub mod slab;
+pub mod stacks;
 pub mod truth;
 pub mod unit;
 
