@@ -187,7 +187,11 @@ pub fn shipped() -> anyhow::Result<Shipped> {
         let options = c_options(USUAL);
         compile(&options, directory, &stubs)?;
         let with = |more: &[&str]| {
-            options.iter().cloned().chain(more.iter().map(|&one| one.to_owned())).collect::<Vec<_>>()
+            options
+                .iter()
+                .cloned()
+                .chain(more.iter().map(|&one| one.to_owned()))
+                .collect::<Vec<_>>()
         };
         stacks_c(&options, directory, &stubs, &shipped.twin())?;
         stacks_c(&with(&["-fno-pie", "-no-pie"]), directory, &stubs, &shipped.fixed())?;

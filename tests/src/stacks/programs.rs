@@ -146,10 +146,8 @@ impl Root {
             self.put(Path::new(word), Path::new(word))?;
         }
         // libgcc, which backtrace() loads by itself.
-        for library in ["libgcc_s.so.1"] {
-            let path = Path::new("/lib/x86_64-linux-gnu").join(library);
-            self.put(&path, &path)?;
-        }
+        let libgcc = Path::new("/lib/x86_64-linux-gnu/libgcc_s.so.1");
+        self.put(libgcc, libgcc)?;
         std::fs::create_dir_all(self.inside(Path::new("/proc")))?;
         std::fs::create_dir_all(self.inside(Path::new("/tmp")))?;
         Ok(())
