@@ -26,13 +26,17 @@ const fn package(
     Package { name, program, purpose, why }
 }
 
-const PACKAGES: [Package; 9] = [
+const PACKAGES: [Package; 13] = [
     package(Purpose::Build, "gcc", Some("gcc"), "linking, and the programs that tests trace"),
     package(Purpose::Build, "libc6-dev", None, "the same"),
     package(Purpose::Test, "prometheus", Some("promtool"), "checking and scraping /metrics"),
     package(Purpose::Test, "bpftool", Some("bpftool"), "looking for what stayed attached"),
     package(Purpose::Test, "python3", Some("python3"), "a process to trace"),
     package(Purpose::Test, "python3-venv", None, "fetching the real libcudart"),
+    package(Purpose::Test, "g++", Some("g++"), "programs in C++ to trace"),
+    package(Purpose::Test, "binutils", Some("addr2line"), "names to hold ours against"),
+    package(Purpose::Test, "linux-perf", Some("perf"), "stacks to hold ours against"),
+    package(Purpose::Test, "nodejs", Some("node"), "an interpreter to trace"),
     package(Purpose::Test, "systemd", Some("systemd-analyze"), "verifying the unit"),
     package(Purpose::Test, "util-linux", Some("setpriv"), "running with the unit's capabilities"),
     package(Purpose::Bench, "bpftrace", Some("bpftrace"), "what memtrace is measured beside"),
