@@ -155,7 +155,9 @@ fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     let run = Run::new("cuda").option("--library").option(cudart);
     // It leaves a log where it runs.
     let mut arguments: Vec<OsString> = vec!["-C".into(), scratch.path().into(), node()?.into()];
-    arguments.extend(["--perf-basic-prof".into(), source("leak.js").into(), addon.into()]);
+    // What is interpreted has no code of its own to be named by: every function is compiled.
+    arguments.extend(["--perf-basic-prof".into(), "--always-sparkplug".into()]);
+    arguments.extend([source("leak.js").into(), addon.into()]);
     arguments.push(CALLS.to_string().into());
     let traced = run.trace("/usr/bin/env", arguments)?;
     let process = traced.process()?;
@@ -172,7 +174,7 @@ fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     };
     let compiled = process.sites("cuda").filter(|site| named(site, "handleRequest"));
     let compiled: u64 = compiled.map(|site| site.allocations).sum();
-    ensure!(compiled > CALLS / 2, "only {compiled} of {CALLS} calls name the function");
+    ensure!(compiled > CALLS / 10 * 9, "only {compiled} of {CALLS} calls name the function");
     // Inlined into its caller at last, it has a frame while it is not.
     ensure!(process.sites("cuda").any(|site| named(site, "keepABlock")), "no keepABlock");
     Ok(())

@@ -284,7 +284,7 @@ const PERF: &str = r#"
 cd "$1"
 perf probe --quiet --exec "$2" --add memtrace_suite=cudaMalloc >&2
 trap 'perf probe --quiet --del "probe_libcudart:memtrace_suite*" >&2' EXIT
-perf record --quiet --call-graph dwarf,65528 -e probe_libcudart:memtrace_suite -o perf.data \
+perf record --quiet --mmap-pages 16M --call-graph dwarf,65528 -e probe_libcudart:memtrace_suite -o perf.data \
     -- "$3" >notes
 perf script --no-inline --max-stack 500 -F ip,dso -i perf.data
 "#;
