@@ -35,7 +35,8 @@ fn every_flavour_of_c_notes_every_shape() -> Result<()> {
         let check = |name: &str, truth: &[&str]| -> Result<()> {
             let found = functions(&notes, notes.named(name)?, &program)?;
             ensure!(begins_with(&found, truth), "{flavour}, {name}: {found:?}");
-            ensure!(name == "second thread" || found.ends_with(&["_start".into()]), "{found:?}");
+            let main = !["second thread", "coroutine"].contains(&name);
+            ensure!(!main || found.ends_with(&["_start".into()]), "{found:?}");
             Ok(())
         };
         check("2 frames", &["plain_inner", "plain", "main"])?;
@@ -47,6 +48,7 @@ fn every_flavour_of_c_notes_every_shape() -> Result<()> {
         check("signal handler, fault", &["signal_inner", "on_fault", "faulting", "signals"])?;
         check("signal handler, other stack", &["signal_inner", "on_other_stack", "signals"])?;
         check("second thread", &["thread_inner", "in_thread"])?;
+        check("coroutine", &["coroutine_inner", "coroutine"])?;
         check("below qsort", &["compare", "sorting", "main"])?;
         ensure!(notes.named("200 frames")?.frames.len() >= 203, "{flavour}: not 200 deep");
         let cpu = std::fs::read_to_string("/proc/cpuinfo")?;
@@ -129,7 +131,7 @@ fn shipped_forms_are_what_they_are_called() -> Result<()> {
 #[test]
 fn one_path_of_the_tree_is_kept_as_often_as_asked() -> Result<()> {
     let program = build::build(USUAL)?.file("tree");
-    let said = process::run(Command::new(program).args(["1000", "613", "10"]), LIMIT)?;
+    let said = process::run(Command::new(program).args(["1000", "613", "10", "2"]), LIMIT)?;
     let line = said.expect_status(0)?.last_json()?;
     ensure!(line["kept"]["count"] == 10 && line["kept"]["bytes"] == 7_770, "{line}");
     Ok(())

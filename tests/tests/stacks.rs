@@ -277,6 +277,30 @@ fn two_callers_of_one_function_are_two_sites_at_any_level() -> Result<()> {
     Ok(())
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn calls_from_inside_probed_calls_have_whole_stacks() -> Result<()> {
+    // The return addresses of the outer calls are not on the stack while these run.
+    let client = memtrace_tests::fixture::build(memtrace_tests::fixture::Variant::Plain)?.client();
+    for (scenario, number, inside) in [("extra-inner", "1", "site_host"), ("nested", "3", "site_b")]
+    {
+        let traced = Run::new("cuda,pinned").trace(&client, [scenario, number])?;
+        all_there(&traced)?;
+        let sites = || traced.dump.processes.iter().flat_map(|process| &process.sites);
+        for site in sites().filter(|site| site.domain != "kernel") {
+            let last = site.frames.last().and_then(|frame| frame.symbol.as_deref());
+            let whole = site.stack.as_ref().is_some_and(|stack| stack.complete);
+            let calls = site.calls().len();
+            println!("{scenario} | {} | {calls} | {:?}", site.api, site.stack);
+            ensure!(whole && last == Some("_start"), "{scenario}: {site:#?}");
+        }
+        let deep = sites().any(|site| site.passes(inside) && site.passes("cudaMalloc"));
+        let deep = deep || sites().any(|site| site.passes(inside) && site.passes("cudaMallocHost"));
+        ensure!(deep, "{scenario}: nothing of {inside} passes through a probed function");
+    }
+    Ok(())
+}
+
 /// Runs a program under `perf record --call-graph dwarf` with a probe at cudaMalloc, and prints
 /// every stack: offset and file of each frame, an empty line between two. perf mounts what it
 /// needs where we do not see it.
