@@ -31,7 +31,8 @@ pub use loss::{LossCause, LossCounter};
 pub use process::{Policy, ProcessEntry, ProcessFlags, ProcessKey};
 pub use record::{
     AccountRecord, AllocationRecord, DuplicateRecord, FreeReason, FreeRecord, KernelSampleRecord,
-    MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
+    MAX_KERNEL_FRAMES, MAX_USER_FRAMES, PT_REGS, ProcessRecord, RecordHeader, RecordKind,
+    StackForm, StackHead, TotalsRecord,
 };
 pub use unwind::{MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
 

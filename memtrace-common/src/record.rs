@@ -2,11 +2,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Account, ProcessEntry, Totals, TotalsKey, assert_size};
+use crate::{Account, MAX_SLOTS, ProcessEntry, Totals, TotalsKey, assert_size};
 
 /// Deepest kernel stack that is taken.
 pub const MAX_KERNEL_FRAMES: usize = 48;
-/// Deepest user stack that is taken.
+/// Deepest user stack that is taken by frame pointers.
 pub const MAX_USER_FRAMES: usize = 48;
 
 /// Which record follows a [`RecordHeader`].
@@ -137,11 +137,12 @@ pub struct TotalsRecord {
 }
 assert_size!(TotalsRecord, 152);
 
-/// One successful allocation by a library function, or one failed call.
+/// One successful allocation by a library function, or one failed call. What is known of the
+/// stack follows it in the ring buffer, as [`StackForm`] says.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct AllocationRecord {
-    /// Kind, length, time.
+    /// Kind, length with what follows, time.
     pub header: RecordHeader,
     /// Unique since start of the tracer, never reused, ascending; 0 for a failure.
     pub id: u64,
@@ -159,12 +160,62 @@ pub struct AllocationRecord {
     pub tid: u32,
     /// Serial of the calling process (a vfork child's differs from the owner of `space`).
     pub serial: u32,
-    /// Frames used of `user`.
-    pub user_frames: u32,
-    /// User return addresses, innermost first; the first is the direct caller.
-    pub user: [u64; MAX_USER_FRAMES],
+    /// [`StackForm`].
+    pub form: u32,
+    /// Where an inner call returned to that is booked with the stack of its outer call: it goes
+    /// before what follows; 0 for others.
+    pub inner: u64,
 }
-assert_size!(AllocationRecord, 16 + 24 + 24 + 8 * 48);
+assert_size!(AllocationRecord, 16 + 24 + 24 + 8);
+
+/// What follows an [`AllocationRecord`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StackForm {
+    /// Return addresses of the whole stack, by a walk over learned steps.
+    Walk = 1,
+    /// [`StackHead`] and a copy of the stack.
+    Copy = 2,
+    /// Return addresses by frame pointers, because the budget of copies was spent.
+    OverBudget = 3,
+    /// Return addresses by frame pointers, because there was no memory to copy to.
+    NotCopied = 4,
+    /// One or two return addresses of calls that were left without a return.
+    Known = 5,
+}
+
+impl StackForm {
+    /// The form with this discriminant.
+    #[must_use]
+    pub const fn from_u32(value: u32) -> Option<Self> {
+        match value {
+            1 => Some(Self::Walk),
+            2 => Some(Self::Copy),
+            3 => Some(Self::OverBudget),
+            4 => Some(Self::NotCopied),
+            5 => Some(Self::Known),
+            _ => None,
+        }
+    }
+}
+
+/// What a copy of a user stack begins with. The copy follows, from the stack pointer on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct StackHead {
+    /// The kernel's `pt_regs` of x86-64, in its order.
+    pub registers: [u64; PT_REGS],
+    /// Return slots that hold the trampoline of return probes, and what belongs there.
+    pub slots: [[u64; 2]; MAX_SLOTS],
+    /// Pages of executable mappings that the process has (`mm->exec_vm`).
+    pub exec_pages: u64,
+    /// Whether the copy reaches to where the stack ends: 0 or 1.
+    pub whole: u64,
+}
+assert_size!(StackHead, 8 * 21 + 16 * 3 + 16);
+
+/// Registers in `pt_regs`.
+pub const PT_REGS: usize = 21;
 
 /// Why an allocation left the books.
 #[repr(u32)]

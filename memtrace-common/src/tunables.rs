@@ -41,3 +41,13 @@ pub const INFLIGHT_DEPTH: usize = 4;
 pub const PENDING_INNER: usize = 2;
 /// Sizes from here on cannot be true: user address space ends at 2^47.
 pub const IMPLAUSIBLE_BYTES: u64 = 1 << 47;
+
+/// Slots in which stacks are copied before they are sent, a power of two. A CPU has one for
+/// itself where there are so many; 1.2 MB.
+pub const COPY_SLOTS: u32 = 32;
+/// Learned steps of unwinding: (return address, address space). 32,768 × 88 bytes = 2.9 MB; a
+/// process has some hundred return addresses on its way to an allocator.
+pub const STEPS: u32 = 32_768;
+/// Bytes of copied stacks a second: some 10,000 calls of a deep program, far more than any
+/// inference service makes, and what a quarter of a core unwinds.
+pub const COPY_BYTES_PER_SECOND: u64 = 64 << 20;

@@ -58,6 +58,11 @@ pub fn instruction_pointer(regs: *const pt_regs) -> u64 {
     unsafe { (*regs).rip }
 }
 
+/// Places of registers in `pt_regs`.
+pub const PT_REGS_BP: usize = 4;
+pub const PT_REGS_IP: usize = 16;
+pub const PT_REGS_SP: usize = 19;
+
 /// By how much the stack pointer is larger at return than at entry: the return address is gone.
 pub const RETURN_POPS: u64 = 8;
 

@@ -1,7 +1,7 @@
 //! Atomic instructions. Ordering is always sequentially consistent: with a relaxed one the
 //! compiler drops the fetch of a fetch-and-add and returns the addend.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::intrinsics::{AtomicOrdering, atomic_xadd, atomic_xchg};
 
 /// Adds to a counter that other CPUs and interrupts add to as well.
 #[inline(always)]
@@ -21,4 +21,11 @@ pub fn fetch_add(counter: *mut u64, value: u64) -> u64 {
 #[inline(always)]
 pub fn sub(counter: *mut u64, value: u64) {
     add(counter, value.wrapping_neg());
+}
+
+/// Puts a value, and returns what was there before.
+#[inline(always)]
+pub fn swap(place: *mut u64, value: u64) -> u64 {
+    // SAFETY: as in `add`.
+    unsafe { atomic_xchg::<u64, { AtomicOrdering::SeqCst }>(place, value) }
 }

@@ -4,18 +4,17 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use memtrace_common::{
-    AllocationRecord, Amount, CallLive, CallLiveKey, FreeReason, FreeRecord, LossCause, RecordKind,
-    Totals, TotalsKey,
+    AllocationRecord, Amount, CallLive, CallLiveKey, FreeReason, FreeRecord, LossCause,
+    RecordHeader, RecordKind, Totals, TotalsKey,
 };
 
 use crate::{
     account::add_one,
-    atomic,
+    atomic, copy,
     emit::emit,
-    live::{Inserted, insert_call},
+    live::{Inserted, insert_call, now},
     loss::lost,
     maps::{TOTALS, control},
-    stack,
 };
 
 const BPF_NOEXIST: u64 = 1;
@@ -202,19 +201,20 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
 /// Sends an allocation, or a failed call, with the stack of the caller.
 #[inline(never)]
 pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &CallLive) {
-    emit(kind, |record: *mut AllocationRecord| {
-        // SAFETY: reserved memory of the record's size.
-        unsafe {
-            (*record).id = entry.id;
-            (*record).pointer = key.pointer;
-            (*record).bytes = entry.bytes;
-            (*record).space = caller.space;
-            (*record).function = entry.function;
-            let id = bpf_get_current_pid_tgid();
-            (*record).tgid = (id >> 32) as u32;
-            (*record).tid = id as u32;
-            (*record).serial = caller.serial;
-            (*record).user_frames = stack::of(caller, &raw mut (*record).user);
-        }
-    });
+    // SAFETY: no arguments.
+    let id = unsafe { bpf_get_current_pid_tgid() };
+    let call = AllocationRecord {
+        header: RecordHeader { kind: kind as u32, length: 0, time_ns: now() },
+        id: entry.id,
+        pointer: key.pointer,
+        bytes: entry.bytes,
+        space: caller.space,
+        function: entry.function,
+        tgid: (id >> 32) as u32,
+        tid: id as u32,
+        serial: caller.serial,
+        form: 0,
+        inner: 0,
+    };
+    copy::send(caller, &call);
 }

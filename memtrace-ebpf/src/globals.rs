@@ -38,6 +38,11 @@ globals! {
     OFF_MM_UPROBES_STATE = mm_uprobes_state;
     OFF_UPROBES_STATE_XOL_AREA = uprobes_state_xol_area;
     OFF_XOL_AREA_VADDR = xol_area_vaddr;
+    /// Offset of `thread.fsbase` in `task_struct`.
+    OFF_TASK_FSBASE = task_fsbase;
+    /// Offsets in `mm_struct`.
+    OFF_MM_START_STACK = mm_start_stack;
+    OFF_MM_EXEC_VM = mm_exec_vm;
     /// Offset of `object_size` in `kmem_cache`.
     OFF_CACHE_OBJECT_SIZE = cache_object_size;
 
@@ -73,6 +78,14 @@ globals! {
     CALL_LIVE_LIMIT = call_live_limit;
     /// Slots of the array of accounts.
     ACCOUNT_LIMIT = account_limit;
+    /// What a copied KiB of stack costs of the budget, in ns of waiting.
+    COPY_KIB_NS = copy_kib_ns;
+    /// How much of it may be spent at once, ns.
+    COPY_BURST_NS = copy_burst_ns;
+    /// Bytes in the ring buffer beyond which calls wake user space.
+    RING_WAKEUP_BYTES = ring_wakeup_bytes;
+    /// Bytes in the ring buffer beyond which no stack is copied into it.
+    RING_COPY_BYTES = ring_copy_bytes;
     /// Changes that one CPU saves up before it adds them to the common count of live entries.
     LIVE_BATCH = live_batch;
 }

@@ -14,6 +14,7 @@ mod alloc_api;
 mod arch;
 mod atomic;
 mod call_books;
+mod copy;
 mod emit;
 mod flush;
 mod globals;
@@ -27,6 +28,7 @@ mod nested;
 mod process;
 mod stack;
 mod task;
+mod walk;
 
 /// What the kernel checks before it lets a program call GPL-only helpers.
 #[unsafe(link_section = "license")]

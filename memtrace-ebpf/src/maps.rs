@@ -10,10 +10,10 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     Account, AccountKey, CallLive, CallLiveKey, Control, FunctionSpec, LossCause, LossCounter,
-    MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Totals, TotalsKey, tunables,
+    MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Step, StepKey, Totals, TotalsKey, tunables,
 };
 
-use crate::{inflight::Inflight, live::KernelLive, process::Identity};
+use crate::{copy::CopySlot, inflight::Inflight, live::KernelLive, process::Identity};
 
 #[map(name = "mt_events")]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(tunables::RING_BYTES, 0);
@@ -91,6 +91,19 @@ pub static LIVE_DELTA: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 /// Where a kernel stack is hashed, one entry a program, which never interrupts itself.
 #[map(name = "mt_scratch")]
 pub static SCRATCH: PerCpuArray<[u64; MAX_KERNEL_FRAMES]> = PerCpuArray::with_max_entries(2, 0);
+
+/// Where stacks are copied to before they are sent.
+#[map(name = "mt_copies")]
+pub static COPIES: Array<CopySlot> = Array::with_max_entries(tunables::COPY_SLOTS, 0);
+
+/// Learned steps of unwinding; the step of address 0 is the space's number of executable pages
+/// when they were learned.
+#[map(name = "mt_steps")]
+pub static STEPS: HashMap<StepKey, Step> = HashMap::with_max_entries(tunables::STEPS, 0);
+
+/// Until when, in ns, the budget of copies is spent.
+#[map(name = "mt_budget")]
+pub static BUDGET: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Who a thread is, by thread id.
 #[map(name = "mt_identity")]

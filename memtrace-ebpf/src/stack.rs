@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::{bindings::BPF_F_USER_STACK, helpers::generated::bpf_get_stack};
 use memtrace_common::{MAX_KERNEL_FRAMES, MAX_USER_FRAMES};
 
-use crate::{call_books::Caller, maps::SCRATCH};
+use crate::maps::SCRATCH;
 
 const FRAME_BYTES: i64 = size_of::<u64>() as i64;
 
@@ -13,41 +13,6 @@ const FRAME_BYTES: i64 = size_of::<u64>() as i64;
 #[inline(always)]
 pub fn kernel(context: *mut c_void, frames: *mut [u64; MAX_KERNEL_FRAMES]) -> u32 {
     take(context, frames.cast(), size_of::<[u64; MAX_KERNEL_FRAMES]>() as u32, 0)
-}
-
-/// Writes the user stack of a call and returns the number of frames; the first one is the
-/// direct caller, whatever the walk says.
-#[inline(always)]
-pub fn of(caller: &Caller, frames: *mut [u64; MAX_USER_FRAMES]) -> u32 {
-    let first = frames.cast::<u64>();
-    // SAFETY: memory of MAX_USER_FRAMES addresses.
-    unsafe {
-        match caller.above {
-            Caller::WALK => {
-                let walked = user(caller.context, frames);
-                *first = caller.direct;
-                if walked == 0 { 1 } else { walked }
-            }
-            Caller::WALK_ABOVE => {
-                *first = caller.direct;
-                let rest = (size_of::<[u64; MAX_USER_FRAMES]>() - size_of::<u64>()) as u32;
-                1 + take(caller.context, first.add(1).cast(), rest, u64::from(BPF_F_USER_STACK))
-            }
-            above => {
-                let mut index = 1;
-                while index < MAX_USER_FRAMES {
-                    core::ptr::write_volatile(first.add(index), 0);
-                    index += 1;
-                }
-                *first = caller.direct;
-                if above == Caller::NOTHING {
-                    return 1;
-                }
-                *first.add(1) = above;
-                2
-            }
-        }
-    }
 }
 
 /// Writes the user stack by frame pointers and returns the number of frames.

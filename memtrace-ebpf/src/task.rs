@@ -106,6 +106,24 @@ impl Task {
         read_at(signal + globals::signal_live())
     }
 
+    /// Base of its thread-local storage. glibc puts it on top of a second thread's stack.
+    #[inline(always)]
+    pub fn fsbase(self) -> u64 {
+        self.read(globals::task_fsbase())
+    }
+
+    /// Where the stack of the first thread of its address space begins.
+    #[inline(always)]
+    pub fn start_stack(self) -> u64 {
+        read_at(self.mm() + globals::mm_start_stack())
+    }
+
+    /// Pages of executable mappings in its address space.
+    #[inline(always)]
+    pub fn exec_pages(self) -> u64 {
+        read_at(self.mm() + globals::mm_exec_vm())
+    }
+
     /// Where the kernel has put the trampoline of return probes in its address space; 0 if nowhere.
     #[inline(always)]
     pub fn uprobe_trampoline(self) -> u64 {

@@ -14,7 +14,7 @@ use memtrace_daemon::attach::memory::{BUDGET_BYTES, plan, possible_cpus, total_b
 use memtrace_daemon::attach::object::OBJECT;
 use memtrace_daemon::attach::options::Sizes;
 use memtrace_daemon::engine::Core;
-use memtrace_daemon::intake::decode;
+use memtrace_daemon::intake::{Item, decode};
 use memtrace_daemon::report::{self, Filter, Format};
 
 use self::world::{Draft, PROCESSES, SITES, World, setting};
@@ -95,8 +95,9 @@ fn feed(core: &mut Core, mut bytes: &[u8]) -> anyhow::Result<()> {
     while let Some(length) = bytes.get(size_of::<u32>()..2 * size_of::<u32>()) {
         let length = u32::from_ne_bytes(length.try_into()?);
         let (record, rest) = bytes.split_at(usize::try_from(length)?.min(bytes.len()));
-        let (_, record) = decode(record).context("a record of our own")?;
-        black_box(core.apply(&record));
+        if let (_, Item::Record(record)) = decode(record).context("a record of our own")? {
+            black_box(core.apply(&record));
+        }
         bytes = rest;
     }
     Ok(())

@@ -1,14 +1,15 @@
 //! A host that is not there: 1,000 processes of 50 programs, each with 10 sites, half of them
 //! kernel accounts and half calls, all named.
 
-use memtrace_common::bytemuck::{Zeroable, bytes_of};
+use memtrace_common::bytemuck::{Pod, Zeroable, bytes_of};
 use memtrace_common::{
     Account, AccountKey, AccountRecord, AllocationRecord, Amount, Context, Domain, FreeReason,
     FreeRecord, KMALLOC, KernelSampleRecord, ProcessEntry, ProcessKey, RecordHeader, RecordKind,
-    Totals, TotalsKey,
+    StackForm, Totals, TotalsKey,
 };
 use memtrace_daemon::catalog;
 use memtrace_daemon::engine::{Core, CoreConfig, Setting};
+use memtrace_daemon::intake::{Item, decode};
 use memtrace_daemon::record::{Anchor, RawStack, Record, StackLabel, StackOrigin};
 use memtrace_daemon::snapshot::{Frame, FrameKind, HostInfo};
 
@@ -27,10 +28,19 @@ const SECOND: u64 = 1_000_000_000;
 /// Ticks after which every window of the verdicts' history is full.
 const OLD_SECONDS: u64 = 600;
 
+/// A call and its return addresses, as the ring buffer has them.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[bytemuck(crate = "memtrace_common::bytemuck")]
+pub struct CallBytes {
+    call: AllocationRecord,
+    stack: [u64; FRAMES as usize],
+}
+
 /// What is sent again and again.
 pub enum Draft {
     /// A call that allocates and the one that frees.
-    Call(Box<(AllocationRecord, FreeRecord)>),
+    Call(Box<(CallBytes, FreeRecord)>),
     /// An account.
     Account(Box<AccountRecord>),
     /// An account with a stack.
@@ -85,7 +95,12 @@ impl World {
         for site in 0..CALL_SITES {
             for _ in 0..LIVE {
                 let call = self.call(serial, site);
-                self.tell(&Record::Allocation(Box::new(call)));
+                let (_, Item::Record(record)) =
+                    decode(bytes_of(&call)).expect("a record of our own")
+                else {
+                    unreachable!("a walk is no copy")
+                };
+                self.tell(&record);
             }
         }
         let count = u64::from(CALL_SITES) * LIVE;
@@ -116,7 +131,8 @@ impl World {
     pub fn calls(&mut self) -> Vec<Draft> {
         each_site(CALL_SITES)
             .map(|(serial, site)| {
-                let call = self.call(serial, site);
+                let bytes = self.call(serial, site);
+                let call = bytes.call;
                 let free = FreeRecord {
                     header: header::<FreeRecord>(RecordKind::Free, self.now_ns),
                     id: call.id,
@@ -126,7 +142,7 @@ impl World {
                     reason: FreeReason::Freed as u32,
                     tid: call.tid,
                 };
-                Draft::Call(Box::new((call, free)))
+                Draft::Call(Box::new((bytes, free)))
             })
             .collect()
     }
@@ -166,7 +182,7 @@ impl World {
                 Draft::Call(both) => {
                     let (call, free) = both.as_mut();
                     self.next_id += 1;
-                    (call.id, free.id) = (self.next_id, self.next_id);
+                    (call.call.id, free.id) = (self.next_id, self.next_id);
                     bytes.extend_from_slice(bytes_of(call));
                     bytes.extend_from_slice(bytes_of(free));
                     records += 1;
@@ -185,10 +201,12 @@ impl World {
         (records, bytes)
     }
 
-    fn call(&mut self, serial: u32, site: u32) -> AllocationRecord {
+    fn call(&mut self, serial: u32, site: u32) -> CallBytes {
         self.next_id += 1;
-        let mut call = AllocationRecord {
-            header: header::<AllocationRecord>(RecordKind::Allocation, self.now_ns),
+        let mut header = header::<AllocationRecord>(RecordKind::Allocation, self.now_ns);
+        header.length = size_of::<CallBytes>() as u32;
+        let call = AllocationRecord {
+            header,
             id: self.next_id,
             pointer: self.next_id << 12,
             bytes: 1 << 10,
@@ -197,11 +215,12 @@ impl World {
             tgid: 1_000 + serial,
             tid: 1_000 + serial,
             serial,
-            user_frames: FRAMES as u32,
-            ..AllocationRecord::zeroed()
+            form: StackForm::Walk as u32,
+            inner: 0,
         };
-        fill(&mut call.user, 0x7f00_0000_0000, serial % PROGRAMS, site);
-        call
+        let mut stack = [0; FRAMES as usize];
+        fill(&mut stack, 0x7f00_0000_0000, serial % PROGRAMS, site);
+        CallBytes { call, stack }
     }
 
     fn fill_sample(&self, sample: &mut KernelSampleRecord, serial: u32, site: u32, count: u64) {

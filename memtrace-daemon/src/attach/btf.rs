@@ -99,7 +99,7 @@ pub struct KernelLayout {
 }
 
 /// (global, structure, field).
-const FIELDS: [(&str, &str, &str); 14] = [
+const FIELDS: [(&str, &str, &str); 16] = [
     ("OFF_TASK_FLAGS", "task_struct", "flags"),
     ("OFF_TASK_STACK", "task_struct", "stack"),
     ("OFF_TASK_GROUP_LEADER", "task_struct", "group_leader"),
@@ -111,6 +111,8 @@ const FIELDS: [(&str, &str, &str); 14] = [
     ("OFF_TASK_SIGNAL", "task_struct", "signal"),
     ("OFF_SIGNAL_LIVE", "signal_struct", "live"),
     ("OFF_MM_UPROBES_STATE", "mm_struct", "uprobes_state"),
+    ("OFF_MM_START_STACK", "mm_struct", "start_stack"),
+    ("OFF_MM_EXEC_VM", "mm_struct", "exec_vm"),
     ("OFF_UPROBES_STATE_XOL_AREA", "uprobes_state", "xol_area"),
     ("OFF_XOL_AREA_VADDR", "xol_area", "vaddr"),
     ("OFF_CACHE_OBJECT_SIZE", "kmem_cache", "object_size"),
@@ -138,10 +140,12 @@ impl KernelLayout {
                 path: path.display().to_string(),
                 source,
             })?;
-        let offsets = FIELDS
+        let mut offsets = FIELDS
             .iter()
             .map(|&(global, structure, field)| Ok((global, offset(&btf, structure, field)?)))
-            .collect::<Result<_, LayoutError>>()?;
+            .collect::<Result<Vec<_>, LayoutError>>()?;
+        let thread = offset(&btf, "task_struct", "thread")?;
+        offsets.push(("OFF_TASK_FSBASE", thread + offset(&btf, "thread_struct", "fsbase")?));
         Ok(Self {
             offsets,
             kmalloc: [
@@ -288,7 +292,7 @@ mod tests {
         let layout = KernelLayout::read().unwrap();
         let globals = layout.globals();
         let get = |name: &str| globals.iter().find(|(global, _)| *global == name).unwrap().1;
-        assert_eq!(globals.len(), 24);
+        assert_eq!(globals.len(), 27);
         // The order of the fields is the same in every kernel since 5.5.
         assert!(get("OFF_TASK_STACK") < get("OFF_TASK_FLAGS"));
         assert_eq!(get("OFF_TASK_TGID"), get("OFF_TASK_PID") + 4);

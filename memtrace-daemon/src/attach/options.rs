@@ -80,6 +80,9 @@ pub struct Options {
     pub policy_default_exclude: bool,
     /// Growth of live bytes at which a kernel stack is taken.
     pub sample_quantum_bytes: u64,
+    /// Bytes of user stacks that are copied a second, at most; beyond, stacks are taken by frame
+    /// pointers.
+    pub copy_bytes_per_second: u64,
     /// Sizes of the maps.
     pub sizes: Sizes,
     /// CPUs that the kernel may bring up.
@@ -98,6 +101,7 @@ impl Options {
             policy_active: false,
             policy_default_exclude: false,
             sample_quantum_bytes: tunables::SAMPLE_QUANTUM_BYTES,
+            copy_bytes_per_second: tunables::COPY_BYTES_PER_SECOND,
             sizes: Sizes::default(),
             possible_cpus,
         }
@@ -113,6 +117,26 @@ impl Options {
     #[must_use]
     pub fn books_calls(&self) -> bool {
         self.domains.iter().any(|domain| *domain != Domain::Kernel)
+    }
+
+    /// What a copied KiB of stack costs, in ns of waiting.
+    #[must_use]
+    pub const fn copy_kib_ns(&self) -> u64 {
+        match (1_024 * 1_000_000_000_u64).checked_div(self.copy_bytes_per_second) {
+            Some(ns) => ns,
+            // So much that nothing is ever copied.
+            None => u64::MAX >> 20,
+        }
+    }
+
+    /// How long waiting is forgiven, ns: what a ring buffer costs, which rings long before.
+    #[must_use]
+    pub const fn copy_burst_ns(&self) -> u64 {
+        let burst = self.sizes.ring_bytes as u64;
+        match burst.saturating_mul(1_000_000_000).checked_div(self.copy_bytes_per_second) {
+            Some(ns) => ns,
+            None => 0,
+        }
     }
 
     /// Changes of the count of live entries that one CPU may save up: all CPUs together stay

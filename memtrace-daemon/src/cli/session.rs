@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use arc_swap::ArcSwap;
-use memtrace_common::Domain;
+use memtrace_common::{Domain, Step, StepKey};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{JoinHandle, spawn_blocking},
@@ -26,8 +26,9 @@ use crate::{
         memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
+        probing::Probing,
         thread::AttachThread,
-        tracer::Tracer,
+        tracer::{StepMap, Tracer},
         watch::Watcher,
     },
     engine::{
@@ -40,7 +41,7 @@ use crate::{
     ledger::LedgerConfig,
     record::{Observation, Record},
     snapshot::Snapshot,
-    stacks::{Mapping, Stacks, StacksOptions},
+    stacks::{Mapping, Stacks, StacksOptions, StepSink},
     verdict::VerdictConfig,
 };
 
@@ -137,10 +138,16 @@ impl Session {
             tracer.set_policy(subject, *include)?;
         }
         let (records, inbox) = mpsc::channel(RECORDS);
+        let probing = if options.books_calls() { Some(tracer.probing()?) } else { None };
+        let (calls, unwound) = mpsc::unbounded_channel();
         let stacks = {
             let records = records.clone();
             let deliver = move |label| records.try_send(Record::Stack(label)).is_ok();
-            Stacks::start(StacksOptions::default(), deliver).context("cannot start a thread")?
+            // Where it fails, nobody is left to hear.
+            let unwound = move |record| drop(calls.send(record));
+            let steps = Box::new(Steps(tracer.take_steps()?));
+            Stacks::start(StacksOptions::default(), deliver, unwound, steps)
+                .context("cannot start a thread")?
         };
         let host = {
             let records = records.clone();
@@ -149,10 +156,11 @@ impl Session {
             };
             Host::start(deliver).context("cannot start a thread")?
         };
-        let attacher = if options.books_calls() {
-            Some(Arc::new(start_attacher(&mut tracer, files, stacks.clone(), records.clone())?))
-        } else {
-            None
+        let attacher = match probing {
+            Some(probing) => {
+                Some(Arc::new(start_attacher(probing, files, stacks.clone(), records.clone())?))
+            }
+            None => None,
         };
         let reader = Reader::new(tracer.take_ring()?, pause_for_tests()?);
         tracer.attach_kernel(&options)?;
@@ -180,6 +188,7 @@ impl Session {
                 verdict,
             },
             records: inbox,
+            unwound,
             requests: asked,
             published: Arc::clone(&published),
             ready: Arc::clone(&ready),
@@ -262,15 +271,30 @@ impl Session {
     }
 }
 
+/// Learned steps of unwinding go to the kernel side.
+struct Steps(StepMap);
+
+impl StepSink for Steps {
+    fn put(&mut self, key: StepKey, step: Step) -> bool {
+        self.0.put(key, step)
+    }
+
+    fn remove(&mut self, key: StepKey) {
+        if let Err(error) = self.0.remove(key) {
+            tracing::warn!("cannot take a step of unwinding back: {error}");
+        }
+    }
+}
+
 const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
 
 fn start_attacher(
-    tracer: &mut Tracer,
+    probing: Probing,
     files: FilePolicy,
     stacks: Stacks,
     records: mpsc::Sender<Record>,
 ) -> anyhow::Result<AttachThread> {
-    let watcher = Watcher::new(Libraries::new(tracer.probing()?, files));
+    let watcher = Watcher::new(Libraries::new(probing, files));
     let told = move |news: News<'_>| match news {
         News::Mapped(mapping) => stacks.mapping(&Mapping {
             tgid: mapping.pid,

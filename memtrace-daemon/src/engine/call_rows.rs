@@ -6,7 +6,7 @@ use super::core::Core;
 use super::row::{Part, Place, RowId};
 use crate::catalog;
 use crate::ledger::{Gap, Space, site};
-use crate::snapshot::{FrameKind, Frames, Taken, TakenBy};
+use crate::snapshot::{FrameKind, Frames};
 use crate::verdict::{Judgement, RowFacts};
 
 const CONTEXT: &str = "process";
@@ -60,7 +60,7 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             judgement: core.verdicts.judge(&site.row(id), &facts),
             current,
             frames_sampled: false,
-            stack: Some(Taken::whole(TakenBy::FramePointers)),
+            stack: stacks.taken(site.stack),
             frames: stacks.frames(site.stack, FrameKind::Native),
             samples: Vec::new(),
             note,

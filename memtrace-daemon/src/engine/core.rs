@@ -118,6 +118,12 @@ impl Core {
         &self.ledger
     }
 
+    /// Calls whose stacks are still to be unwound.
+    #[must_use]
+    pub fn awaited(&self) -> usize {
+        self.ledger.awaited()
+    }
+
     /// Stacks that were asked for and have no name yet, to be asked for again.
     pub fn unnamed(&self) -> impl Iterator<Item = &RawStack> {
         self.ledger.stacks().unnamed()

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use memtrace_common::bytemuck::Zeroable;
 use memtrace_common::{
-    Account, AccountKey, AllocationRecord, Amount, Context, Domain, FreeReason, FreeRecord,
-    KMALLOC, KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessEntry, ProcessKey,
-    RecordHeader, Totals, TotalsKey,
+    Account, AccountKey, Amount, Context, Domain, FreeReason, FreeRecord, KMALLOC,
+    KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessEntry, ProcessKey, RecordHeader,
+    Totals, TotalsKey,
 };
 
 use rustc_hash::FxHashMap;
@@ -16,8 +16,8 @@ use rustc_hash::FxHashMap;
 use super::{Core, CoreConfig, Setting};
 use crate::catalog;
 use crate::ledger::{Effects, LedgerConfig, of_account, of_totals};
-use crate::record::{Anchor, Observation, RawStack, Record, StackLabel};
-use crate::snapshot::{Frame, HostInfo, Snapshot, Terms};
+use crate::record::{Anchor, Call, Observation, RawStack, Record, StackLabel, Stage};
+use crate::snapshot::{Frame, HostInfo, Snapshot, Taken, Terms};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 
@@ -323,7 +323,13 @@ impl World {
         self.next_id += 1;
         self.calls.insert(id, (key, bytes));
         let call = self.call_record(&entry, key, id, caller, bytes);
-        self.send(Record::Allocation(Box::new(call)), fate);
+        if caller % 2 == 1 {
+            // Its stack is unwound first, and comes when it comes.
+            let pending = Call { stage: Stage::Pending, stack: [].into(), ..call.clone() };
+            self.send(Record::Allocation(Box::new(pending)), Fate::Arrives);
+        }
+        let stage = if caller % 2 == 1 { Stage::Unwound } else { Stage::Whole };
+        self.send(Record::Allocation(Box::new(Call { stage, ..call })), fate);
     }
 
     pub(super) fn fail(&mut self, process: usize, function: u16, caller: u64, fate: Fate) {
@@ -341,18 +347,21 @@ impl World {
         id: u64,
         caller: u64,
         bytes: u64,
-    ) -> AllocationRecord {
-        let mut call = AllocationRecord::zeroed();
-        call.header = header(self.now_ns);
-        call.id = id;
-        call.bytes = bytes;
-        call.space = key.space;
-        call.function = key.function;
-        call.tgid = entry.key.tgid;
-        call.serial = entry.serial;
-        call.user_frames = 2;
-        call.user = frames::<MAX_USER_FRAMES>(&[0x1000 + caller, 0x2000]);
-        call
+    ) -> Call {
+        Call {
+            time_ns: self.now_ns,
+            id,
+            pointer: id << 12,
+            bytes,
+            space: key.space,
+            function: key.function,
+            tgid: entry.key.tgid,
+            tid: entry.key.tgid,
+            serial: entry.serial,
+            stage: Stage::Whole,
+            stack: [0x1000 + caller, 0x2000].into(),
+            taken: Taken::default(),
+        }
     }
 
     pub(super) fn free(&mut self, id: u64, reason: FreeReason, fate: Fate) {

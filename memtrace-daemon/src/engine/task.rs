@@ -28,7 +28,7 @@ use super::{
 use crate::{
     attach::{thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk},
-    intake::Reader,
+    intake::{Bell, Item, Reader},
     record::{Anchor, Observation, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
@@ -97,6 +97,8 @@ pub struct Parts {
     pub core: CoreConfig,
     /// Records from the threads.
     pub records: mpsc::Receiver<Record>,
+    /// Calls whose stacks were unwound. As many as may be under way at a time, so never refused.
+    pub unwound: mpsc::UnboundedReceiver<Record>,
     /// What others ask for.
     pub requests: mpsc::Receiver<Request>,
     /// Where snapshots are published.
@@ -151,6 +153,13 @@ impl Engine {
         let (mut drain, mut flush) = (timer(DRAIN_EVERY), timer(FLUSH_EVERY));
         let (mut publish, mut ages) = (timer(PUBLISH_EVERY), timer(AGES_EVERY));
         let mut again = timer(ASK_AGAIN_EVERY);
+        let bell = match self.parts.reader.bell() {
+            Ok(bell) => Some(bell),
+            Err(error) => {
+                tracing::warn!("bursts of calls may be lost, the ring buffer cannot ring: {error}");
+                None
+            }
+        };
         loop {
             tokio::select! {
                 request = self.parts.requests.recv() => match request {
@@ -158,6 +167,8 @@ impl Engine {
                     None => break,
                 },
                 Some(record) = self.parts.records.recv() => self.apply(&record),
+                Some(record) = self.parts.unwound.recv() => self.apply(&record),
+                () = rung(bell.as_ref()) => { self.drain(); }
                 _ = drain.tick() => { self.drain(); }
                 _ = flush.tick() => {
                     self.flush();
@@ -193,15 +204,22 @@ impl Engine {
         let deadline = Instant::now() + patience;
         let mut nameless: Vec<StackKey> = self.core.unnamed().map(|stack| stack.key).collect();
         let mut unknown: Vec<u32> = self.unfamiliar.keys().copied().collect();
+        let mut unwound = self.core.awaited() == 0;
         self.ask_again();
         loop {
             nameless.retain(|key| self.core.ledger().stacks().digest(*key).is_none());
             unknown.retain(|serial| self.unfamiliar.contains_key(serial));
-            if (nameless.is_empty() && unknown.is_empty()) || Instant::now() >= deadline {
+            let done = nameless.is_empty() && unknown.is_empty() && unwound;
+            if done || Instant::now() >= deadline {
                 return;
             }
             // The ring fills meanwhile.
             self.drain();
+            if !unwound && self.core.awaited() == 0 {
+                // What was unwound meanwhile has stacks that are new.
+                unwound = true;
+                nameless = self.core.unnamed().map(|stack| stack.key).collect();
+            }
             if let Ok(Some(record)) =
                 tokio::time::timeout(DRAIN_EVERY, self.parts.records.recv()).await
             {
@@ -224,12 +242,25 @@ impl Engine {
 
     /// Takes records out of the ring; whether there may be more.
     fn drain(&mut self) -> bool {
+        while let Ok(record) = self.parts.unwound.try_recv() {
+            self.apply(&record);
+        }
         let Self { core, parts, unfamiliar, .. } = self;
         let Parts {
             tracer, reader, stacks, host, attacher, policy, exact_sites, attached_at, ..
         } = parts;
         let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, exact_sites, attached_at };
-        reader.drain(DRAIN_LIMIT, |_, record| {
+        reader.drain(DRAIN_LIMIT, |_, item| {
+            let record = match item {
+                Item::Record(record) => record,
+                Item::Copied(copied) => {
+                    todo.apply(core, &copied.pending());
+                    match todo.stacks.unwind(*copied) {
+                        Ok(()) => return,
+                        Err(record) => record,
+                    }
+                }
+            };
             if let (Record::Duplicate(duplicate), Some(attacher)) = (&record, attacher.as_deref()) {
                 attacher.duplicate(duplicate.first, duplicate.second);
             }
@@ -269,10 +300,13 @@ impl Engine {
     }
 
     fn look_for_loss(&mut self) {
-        let counters = match self.parts.tracer.loss() {
+        let mut counters = match self.parts.tracer.loss() {
             Ok(counters) => counters,
             Err(error) => return report("read the loss counters", Err(error)),
         };
+        if let Some(budget) = counters.get_mut(LossCause::StackBudget as usize) {
+            budget.count += self.parts.stacks.status().not_unwound;
+        }
         if counters == self.loss {
             return;
         }
@@ -292,7 +326,8 @@ impl Engine {
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
                 self.drain_all();
-                self.reconcile = false;
+                // What is still to be unwound is looked at once more when it has come.
+                self.reconcile = self.core.awaited() > 0;
                 let observation = Observation::LiveIds { next_id, ids };
                 self.apply(&Record::Observation { now_ns, observation });
             }
@@ -347,6 +382,14 @@ impl Engine {
             snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
         }
         Arc::new(snapshot)
+    }
+}
+
+/// Waits until the ring buffer fills fast.
+async fn rung(bell: Option<&Bell>) {
+    match bell {
+        Some(bell) => bell.rung().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -3,12 +3,22 @@
 use bytemuck::{AnyBitPattern, pod_read_unaligned};
 use bytes::Buf;
 use memtrace_common::{
-    AccountRecord, AllocationRecord, DuplicateRecord, FreeRecord, KernelSampleRecord,
-    ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
+    AccountRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, ProcessRecord, RecordHeader,
+    RecordKind, TotalsRecord,
 };
 use thiserror::Error;
 
-use crate::record::Record;
+use super::call;
+use crate::record::{CopiedCall, Record};
+
+/// What came out of the ring buffer.
+#[derive(Debug)]
+pub enum Item {
+    /// A record as the engine takes it.
+    Record(Record),
+    /// A call whose stack is to be unwound first.
+    Copied(Box<CopiedCall>),
+}
 
 /// Why bytes are no record. Kernel side and user side are built together, so it is a fault of
 /// memtrace.
@@ -30,13 +40,16 @@ pub enum DecodeError {
         /// Bytes there should be.
         expected: usize,
     },
+    /// A form of stack that nobody knows.
+    #[error("a call has the unknown form of stack {0}")]
+    UnknownForm(u32),
 }
 
 /// Reads one record.
 ///
 /// # Errors
 /// Why the bytes are no record.
-pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Record), DecodeError> {
+pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Item), DecodeError> {
     if bytes.len() < size_of::<RecordHeader>() {
         return Err(DecodeError::NoHeader(bytes.len()));
     }
@@ -62,14 +75,12 @@ pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Record), DecodeError> {
                 totals: record.totals,
             }
         }
-        RecordKind::Allocation => {
-            Record::Allocation(Box::new(body::<AllocationRecord>(kind, bytes)?))
-        }
-        RecordKind::Failure => Record::Failure(Box::new(body::<AllocationRecord>(kind, bytes)?)),
+        RecordKind::Allocation => return Ok((kind, call::decode(kind, bytes, false)?)),
+        RecordKind::Failure => return Ok((kind, call::decode(kind, bytes, true)?)),
         RecordKind::Free => Record::Free(body::<FreeRecord>(kind, bytes)?),
         RecordKind::Duplicate => Record::Duplicate(body::<DuplicateRecord>(kind, bytes)?),
     };
-    Ok((kind, record))
+    Ok((kind, Item::Record(record)))
 }
 
 fn body<T: AnyBitPattern>(kind: RecordKind, bytes: &[u8]) -> Result<T, DecodeError> {
@@ -99,7 +110,10 @@ mod tests {
         let bytes = bytes_of(&ProcessRecord { header, entry }).to_vec();
         let (kind, record) = decode(&bytes).unwrap();
         assert_eq!(kind, RecordKind::Process);
-        assert!(matches!(record, Record::Process { time_ns: 5, entry: got } if got == entry));
+        let Item::Record(Record::Process { time_ns: 5, entry: got }) = record else {
+            panic!("{record:?}")
+        };
+        assert_eq!(got, entry);
     }
 
     #[test]

@@ -2,8 +2,12 @@
 //!
 //! Must never interpret a record, wait for the engine, or drop what it cannot read in silence.
 
+mod bell;
+mod call;
 mod decode;
 mod reader;
 
-pub use decode::{DecodeError, decode};
+pub use bell::Bell;
+pub(crate) use call::INNER;
+pub use decode::{DecodeError, Item, decode};
 pub use reader::{Pause, Reader};

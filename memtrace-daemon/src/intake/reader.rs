@@ -1,8 +1,8 @@
 //! Draining the ring buffer: bounded at a time, so that a flood cannot keep the engine from
 //! its other work.
 //!
-//! The kernel side does not wake us (that costs the traced program 5 µs a record); the engine
-//! drains on a timer.
+//! The kernel side does not wake us (that costs the traced program 5 µs a record), but for a ring
+//! that fills fast; the engine drains on a timer.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use std::{
 use aya::maps::{MapData, RingBuf};
 use memtrace_common::RecordKind;
 
-use super::decode::decode;
-use crate::record::Record;
+use super::bell::Bell;
+use super::decode::{Item, decode};
 
 /// A time during which the reader stands still: what tests use to make the ring overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,18 +57,28 @@ impl Reader {
         Self { ring, pause, started: Instant::now(), counts: BTreeMap::new(), unreadable: 0 }
     }
 
+    /// What rings when the ring buffer fills fast. Within a tokio runtime.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn bell(&self) -> std::io::Result<Bell> {
+        use std::os::fd::{AsRawFd, BorrowedFd};
+        // SAFETY: the ring owns the descriptor, and is borrowed for as long.
+        Bell::new(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+    }
+
     /// Hands at most `limit` records to `take`; whether there may be more.
-    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(RecordKind, Record)) -> bool {
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(RecordKind, Item)) -> bool {
         if self.paused() {
             return false;
         }
         for _ in 0..limit {
-            let Some(item) = self.ring.next() else { return false };
-            match decode(&item) {
-                Ok((kind, record)) => {
+            let Some(bytes) = self.ring.next() else { return false };
+            match decode(&bytes) {
+                Ok((kind, item)) => {
                     let count = self.counts.entry(kind.name()).or_default();
                     *count = count.saturating_add(1);
-                    take(kind, record);
+                    take(kind, item);
                 }
                 Err(error) => {
                     self.unreadable = self.unreadable.saturating_add(1);

@@ -7,6 +7,7 @@ use super::process::ProcessBooks;
 use super::stacks::Need;
 use super::{Effects, Ledger};
 use crate::record::{Observation, Record, StackKey, StackOrigin};
+use crate::snapshot::{Taken, TakenBy};
 
 impl Ledger {
     /// Takes one record in. What is asked for in return is put into `effects`.
@@ -105,7 +106,8 @@ impl Ledger {
             if key.call_site != 0 {
                 let site = [key.call_site];
                 let stack = StackKey::kernel(&site);
-                self.stacks.want(stack, StackOrigin::Kernel, &site, Need::Identity);
+                let taken = Taken::whole(TakenBy::Kernel);
+                self.stacks.want(stack, StackOrigin::Kernel, &site, taken, Need::Identity);
             }
         }
     }
@@ -120,7 +122,8 @@ impl Ledger {
         let exact = account.key.detail != 0;
         let kernel = StackKey::kernel(&stack);
         let need = if exact { Need::Identity } else { Need::Example };
-        if !self.stacks.want(kernel, StackOrigin::Kernel, &stack, need) {
+        let taken = Taken::whole(TakenBy::Kernel);
+        if !self.stacks.want(kernel, StackOrigin::Kernel, &stack, taken, need) {
             return;
         }
         let user = self.user_example(sample);
@@ -144,12 +147,13 @@ impl Ledger {
         let key = StackKey::user(entry.space, frames);
         let origin =
             StackOrigin::User { tgid: sample.tgid, serial: entry.serial, space: entry.space };
-        self.stacks.want(key, origin, frames, Need::Example).then_some(key)
+        let taken = Taken::whole(TakenBy::FramePointers);
+        self.stacks.want(key, origin, frames, taken, Need::Example).then_some(key)
     }
 }
 
 /// The used part of a record's array of frames.
-pub(super) fn used(frames: &[u64], count: u32) -> &[u64] {
+fn used(frames: &[u64], count: u32) -> &[u64] {
     let count = usize::try_from(count).unwrap_or(usize::MAX).min(frames.len());
     frames.get(..count).unwrap_or_default()
 }

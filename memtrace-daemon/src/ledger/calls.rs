@@ -1,12 +1,11 @@
 //! Call-path records into the books: totals, allocations, failures and frees.
 
-use memtrace_common::{AllocationRecord, FreeReason, FreeRecord, FunctionId, Totals, TotalsKey};
+use memtrace_common::{FreeReason, FreeRecord, FunctionId, Totals, TotalsKey};
 
 use super::Ledger;
-use super::apply::used;
 use super::space::{ClosedCall, Space};
 use super::stacks::Need;
-use crate::record::{StackKey, StackOrigin};
+use crate::record::{Call, StackKey, StackOrigin, Stage};
 
 impl Ledger {
     pub(super) fn totals_record(&mut self, time_ns: u64, key: TotalsKey, totals: &Totals) {
@@ -29,52 +28,79 @@ impl Ledger {
         }
     }
 
-    /// Finds the space and the stack of a call; `None` where they are not kept.
-    fn place(&mut self, call: &AllocationRecord) -> Option<(FunctionId, StackKey)> {
-        let function = FunctionId::try_from(call.function).ok()?;
+    /// Finds the space of a call; `None` where it is not kept.
+    fn space_of(&mut self, call: &Call) -> Option<&mut Space> {
         let swept = self.spaces.get(&call.space).is_some_and(|space| space.swept);
         if swept || self.forgotten_spaces.get(&call.space).is_some() {
             return None;
         }
-        let time_ns = call.header.time_ns;
         let space = self.spaces.entry(call.space).or_insert_with(|| {
             self.ownerless.push(call.space);
-            Space::new(time_ns)
+            Space::new(call.time_ns)
         });
         if space.owner.is_none() && call.serial != 0 {
-            self.own(call.space, call.serial, false, time_ns);
+            self.own(call.space, call.serial, false, call.time_ns);
         }
-        let frames = used(&call.user, call.user_frames);
-        let stack = StackKey::user(call.space, frames);
-        let origin = StackOrigin::User { tgid: call.tgid, serial: call.serial, space: call.space };
-        self.stacks.want(stack, origin, frames, Need::Identity).then_some((function, stack))
+        self.spaces.get_mut(&call.space)
     }
 
-    pub(super) fn allocation_record(&mut self, call: &AllocationRecord) {
+    /// The function and the stack of a call; `None` where the stack finds no room.
+    fn site_of(&mut self, call: &Call) -> Option<(FunctionId, StackKey)> {
+        let function = FunctionId::try_from(call.function).ok()?;
+        let stack = StackKey::user(call.space, &call.stack);
+        let origin = StackOrigin::User { tgid: call.tgid, serial: call.serial, space: call.space };
+        let taken = call.taken.clone();
+        let kept = self.stacks.want(stack, origin, &call.stack, taken, Need::Identity);
+        kept.then_some((function, stack))
+    }
+
+    pub(super) fn allocation_record(&mut self, call: &Call) {
         let early = match self.closed_calls.get(&call.id) {
             Some(ClosedCall::Booked) => return,
             Some(ClosedCall::Early(reason)) => Some(*reason),
             None => None,
         };
-        let Some((function, stack)) = self.place(call) else {
+        let Some(space) = self.space_of(call) else {
+            return;
+        };
+        if call.stage == Stage::Pending {
+            space.await_stack(call.id, call.time_ns, early);
+            return;
+        }
+        let early = space.stack_came(call.id).or(early);
+        let Some((function, stack)) = self.site_of(call) else {
             return;
         };
         let Some(space) = self.spaces.get_mut(&call.space) else {
             return;
         };
-        let new = space.allocate(call.id, function, stack, call.bytes, call.header.time_ns);
+        let new = space.allocate(call.id, function, stack, call.bytes, call.time_ns);
         if let (true, Some(reason)) = (new, early) {
             space.free(call.id, reason);
             self.closed_calls.insert(call.id, ClosedCall::Booked);
         }
     }
 
-    pub(super) fn failure_record(&mut self, call: &AllocationRecord) {
-        if let Some((function, stack)) = self.place(call)
+    pub(super) fn failure_record(&mut self, call: &Call) {
+        let Some(space) = self.space_of(call) else {
+            return;
+        };
+        match call.stage {
+            Stage::Whole => {}
+            Stage::Pending => return space.await_failure(),
+            Stage::Unwound => space.failure_came(),
+        }
+        if let Some((function, stack)) = self.site_of(call)
             && let Some(space) = self.spaces.get_mut(&call.space)
         {
-            space.fail(function, stack, call.header.time_ns);
+            space.fail(function, stack, call.time_ns);
         }
+    }
+
+    /// Calls whose stacks are still to be unwound.
+    #[must_use]
+    pub fn awaited(&self) -> usize {
+        self.spaces.values().map(Space::awaited).sum()
     }
 
     pub(super) fn free_record(&mut self, free: &FreeRecord) {
@@ -83,6 +109,9 @@ impl Ledger {
             _ => FreeReason::Freed,
         };
         let booked = self.spaces.get_mut(&free.space).is_some_and(|space| {
+            if space.free_awaited(free.id, reason) {
+                return true;
+            }
             let booked = space.free(free.id, reason);
             if booked && let Ok(function) = FunctionId::try_from(free.function) {
                 space.heard(function);
@@ -90,7 +119,11 @@ impl Ledger {
             booked
         });
         if booked {
-            self.closed_calls.insert(free.id, ClosedCall::Booked);
+            // Of a call that waits for its stack, the second record must still be booked.
+            let awaited = self.spaces.get(&free.space).is_some_and(|space| space.awaits(free.id));
+            if !awaited {
+                self.closed_calls.insert(free.id, ClosedCall::Booked);
+            }
         } else if self.closed_calls.get(&free.id).is_none() {
             self.closed_calls.insert(free.id, ClosedCall::Early(reason));
         }
@@ -104,6 +137,7 @@ impl Ledger {
                 space.free(id, FreeReason::Freed);
                 self.closed_calls.insert(id, ClosedCall::Booked);
             }
+            space.free_missing_awaited(next_id, ids, read_ns);
         }
     }
 }

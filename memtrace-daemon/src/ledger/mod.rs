@@ -18,6 +18,7 @@ pub mod site;
 mod space;
 mod stacks;
 mod terms;
+mod waiting;
 
 pub use accounts::{AccountBooks, Holder, StackSample};
 pub use config::LedgerConfig;

@@ -15,6 +15,9 @@ use crate::record::StackKey;
 /// called its own for this many reap times was left behind by an exec that was never told.
 const UNCLAIMED: u64 = 5;
 
+/// So many reap times a closed space waits for stacks that are still to be unwound.
+const PATIENCE: u64 = 30;
+
 impl Ledger {
     /// Looks at what has ended, once a tick.
     pub(super) fn reap(&mut self, now_ns: u64, effects: &mut Effects) {
@@ -99,7 +102,10 @@ impl Ledger {
             // Sweeping a space whose owner is only guessed could take live entries.
             let times = if space.owner_certain { 1 } else { UNCLAIMED };
             let wait_ns = self.config.reap_after_ns.saturating_mul(times);
-            if now_ns.saturating_sub(since_ns) < wait_ns {
+            let waited_ns = now_ns.saturating_sub(since_ns);
+            // Not for ever: a stack may never come.
+            let awaits = space.awaited() > 0 && waited_ns < wait_ns.saturating_mul(PATIENCE);
+            if waited_ns < wait_ns || awaits {
                 waiting.push(id);
             } else if !space.settled {
                 space.settled = true;

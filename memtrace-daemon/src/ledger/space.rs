@@ -7,6 +7,7 @@
 use memtrace_common::{Amount, FreeReason, FunctionId, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::waiting::Waiting;
 use crate::record::StackKey;
 
 /// One address space: new at exec, shared with a vfork child.
@@ -32,6 +33,7 @@ pub struct Space {
     sites: Vec<CallSite>,
     index: FxHashMap<(FunctionId, StackKey), usize>,
     live: FxHashMap<u64, LiveCall>,
+    waiting: Waiting,
 }
 
 /// One (function, stack) of an address space.
@@ -319,6 +321,48 @@ impl Space {
             .collect();
         missing.sort_unstable();
         missing
+    }
+
+    /// An allocation whose stack is still to come; `early` where its free came already.
+    pub(super) fn await_stack(&mut self, id: u64, time_ns: u64, early: Option<FreeReason>) {
+        if !self.live.contains_key(&id) {
+            self.waiting.enter(id, time_ns, early);
+        }
+    }
+
+    /// The stack has come; why the allocation left the books meanwhile, if it did.
+    pub(super) fn stack_came(&mut self, id: u64) -> Option<FreeReason> {
+        self.waiting.leave(id)
+    }
+
+    /// A failed call whose stack is still to come.
+    pub(super) fn await_failure(&mut self) {
+        self.waiting.failures += 1;
+    }
+
+    /// A failed call has come with its stack.
+    pub(super) fn failure_came(&mut self) {
+        self.waiting.failures = self.waiting.failures.saturating_sub(1);
+    }
+
+    /// Calls whose stacks are still to come.
+    #[must_use]
+    pub fn awaited(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn awaits(&self, id: u64) -> bool {
+        self.waiting.holds(id)
+    }
+
+    /// Notes the free of an allocation whose stack is still to come; false where it is not one.
+    pub(super) fn free_awaited(&mut self, id: u64, reason: FreeReason) -> bool {
+        self.waiting.free(id, reason)
+    }
+
+    /// The same for those that the kernel's map, read from `read_ns` on, did not have.
+    pub(super) fn free_missing_awaited(&mut self, next_id: u64, ids: &[u64], read_ns: u64) {
+        self.waiting.free_missing(next_id, ids, read_ns);
     }
 
     fn position(&mut self, function: FunctionId, stack: StackKey, time_ns: u64) -> usize {

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::site;
 use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
-use crate::snapshot::{Frame, FrameKind, Frames};
+use crate::snapshot::{Frame, FrameKind, Frames, Taken};
 
 /// The table of stacks.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Stacks {
 #[derive(Debug)]
 enum Stack {
     Asked(RawStack),
-    Named { digest: u64, frames: Frames },
+    Named { digest: u64, frames: Frames, taken: Taken },
 }
 
 /// Why a stack is kept: where room is short, samples go first.
@@ -64,6 +64,7 @@ impl Stacks {
         key: StackKey,
         origin: StackOrigin,
         addresses: &[u64],
+        taken: Taken,
         need: Need,
     ) -> bool {
         if self.table.contains_key(&key) {
@@ -77,7 +78,7 @@ impl Stacks {
             self.refused += u64::from(need == Need::Identity);
             return false;
         }
-        let raw = RawStack { key, origin, addresses: Arc::from(addresses) };
+        let raw = RawStack { key, origin, addresses: Arc::from(addresses), taken };
         self.wanted.push(raw.clone());
         self.table.insert(key, Stack::Asked(raw));
         true
@@ -85,9 +86,11 @@ impl Stacks {
 
     /// Names a stack; a stack that nobody keeps any more is ignored.
     pub(super) fn label(&mut self, label: &StackLabel) {
-        if !self.table.contains_key(&label.key) {
-            return;
-        }
+        let taken = match self.table.get(&label.key) {
+            Some(Stack::Asked(raw)) => raw.taken.clone(),
+            Some(Stack::Named { taken, .. }) => taken.clone(),
+            None => return,
+        };
         let frames: Frames = label.frames.iter().map(|frame| self.intern(frame)).collect();
         let frames = match self.whole.get(&frames) {
             Some(known) => known.clone(),
@@ -97,7 +100,7 @@ impl Stacks {
             }
         };
         let digest = site::digest(&label.identity);
-        self.table.insert(label.key, Stack::Named { digest, frames });
+        self.table.insert(label.key, Stack::Named { digest, frames, taken });
     }
 
     fn intern(&mut self, frame: &Frame) -> Arc<Frame> {
@@ -125,6 +128,15 @@ impl Stacks {
             Some(Stack::Named { frames, .. }) => frames.clone(),
             _ if kind == FrameKind::Kernel => self.unnamed_kernel.clone(),
             _ => self.unnamed_native.clone(),
+        }
+    }
+
+    /// How a stack was taken.
+    #[must_use]
+    pub fn taken(&self, key: StackKey) -> Option<Taken> {
+        match self.table.get(&key)? {
+            Stack::Asked(raw) => Some(raw.taken.clone()),
+            Stack::Named { taken, .. } => Some(taken.clone()),
         }
     }
 

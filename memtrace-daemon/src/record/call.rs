@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use memtrace_common::MAX_SLOTS;
+use memtrace_common::{MAX_SLOTS, MAX_USER_FRAMES};
 use zeroize::Zeroize;
 
-use crate::snapshot::Taken;
+use super::Record;
+use crate::snapshot::{Taken, TakenBy};
 
 /// A call of a library function that gave memory, or failed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,20 +30,35 @@ pub struct Call {
     pub tid: u32,
     /// Serial of the calling process (a vfork child's differs from the owner of `space`).
     pub serial: u32,
-    /// Return addresses, innermost first; the first is the direct caller.
+    /// Whether its stack is here.
+    pub stage: Stage,
+    /// Return addresses, innermost first; the first is the direct caller. Empty while pending.
     pub stack: Arc<[u64]>,
     /// How they were taken, and whether they are all.
     pub taken: Taken,
 }
 
-/// A call whose stack is still to be unwound. Its `stack` has what is known without the copy:
-/// nothing, or the direct caller that goes before what the copy tells.
+/// Whether the stack of a call is here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It came with the call.
+    Whole,
+    /// It is still to be unwound: the same call comes again with it.
+    Pending,
+    /// It was unwound; the call was told before as pending.
+    Unwound,
+}
+
+/// A call whose stack is still to be unwound.
 #[derive(Debug)]
 pub struct CopiedCall {
     /// Whether it failed.
     pub failed: bool,
-    /// The call.
+    /// The call, pending.
     pub call: Call,
+    /// Where an inner call returned to that is booked with the stack of its outer call: it goes
+    /// before what the copy tells, and what lies between is not known.
+    pub inner: Option<u64>,
     /// The copy.
     pub copy: StackCopy,
 }
@@ -77,6 +93,62 @@ pub struct Registers {
     pub r15: u64,
 }
 
+impl CopiedCall {
+    /// The call, to be told at once.
+    #[must_use]
+    pub fn pending(&self) -> Record {
+        let call = Box::new(self.call.clone());
+        if self.failed { Record::Failure(call) } else { Record::Allocation(call) }
+    }
+
+    /// The call with its stack.
+    #[must_use]
+    pub fn with(&self, stack: Arc<[u64]>, taken: Taken) -> Record {
+        let call = Box::new(Call { stage: Stage::Unwound, stack, taken, ..self.call.clone() });
+        if self.failed { Record::Failure(call) } else { Record::Allocation(call) }
+    }
+
+    /// The call with what its frame pointers say, where the copy is not to be unwound.
+    #[must_use]
+    pub fn by_frame_pointers(&self, why: &str) -> Record {
+        let stack = self.inner.into_iter().chain(self.copy.frame_pointers()).collect();
+        let incomplete = Some(Arc::from(why));
+        self.with(stack, Taken { by: TakenBy::FramePointers, incomplete })
+    }
+}
+
+/// Deepest stack that is followed by frame pointers, as in the kernel.
+const MAX_FRAMES: usize = MAX_USER_FRAMES;
+
+impl StackCopy {
+    /// Return addresses by frame pointers, innermost first, as the kernel follows them.
+    fn frame_pointers(&self) -> Vec<u64> {
+        let mut addresses = vec![self.registers.rip];
+        let mut frame = self.registers.rbp;
+        while addresses.len() < MAX_FRAMES {
+            let slot = frame.wrapping_add(8);
+            let (Some(above), Some(address)) = (self.word(frame), self.word(slot)) else { break };
+            let mended = self.slots.iter().find(|(at, _)| *at == slot);
+            let address = mended.map_or(address, |(_, address)| *address);
+            if address == 0 {
+                break;
+            }
+            addresses.push(address);
+            if above <= frame {
+                break;
+            }
+            frame = above;
+        }
+        addresses
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        let at = usize::try_from(address.checked_sub(self.registers.rsp)?).ok()?;
+        let bytes = self.bytes.get(at..at.checked_add(8)?)?;
+        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+    }
+}
+
 impl fmt::Debug for StackCopy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { registers, slots, exec_pages, whole, bytes } = self;
@@ -94,5 +166,27 @@ impl fmt::Debug for StackCopy {
 impl Drop for StackCopy {
     fn drop(&mut self) {
         self.bytes.zeroize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frame_pointers_are_followed_within_the_copy() {
+        let words: [u64; 6] = [0, 0x1020, 0x7fff, 7, 0x9000, 0x33];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mut copy = StackCopy {
+            registers: Registers { rip: 0x11, rsp: 0x1000, rbp: 0x1008, ..Registers::default() },
+            slots: [(0x1010, 0x22), (0, 0), (0, 0)],
+            exec_pages: 0,
+            whole: true,
+            bytes: bytes.into(),
+        };
+        // The second frame's slot held the trampoline; the third frame is outside.
+        assert_eq!(copy.frame_pointers(), [0x11, 0x22, 0x33]);
+        copy.registers.rbp = 0xfff;
+        assert_eq!(copy.frame_pointers(), [0x11]);
     }
 }

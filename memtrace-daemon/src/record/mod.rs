@@ -10,14 +10,14 @@ mod call;
 use std::sync::Arc;
 
 use memtrace_common::{
-    Account, AllocationRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter,
-    ProcessEntry, Totals, TotalsKey,
+    Account, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter, ProcessEntry, Totals,
+    TotalsKey,
 };
 
 pub use anchor::Anchor;
-pub use call::{Call, CopiedCall, Registers, StackCopy};
+pub use call::{Call, CopiedCall, Registers, StackCopy, Stage};
 
-use crate::snapshot::{CoverageRow, Frame};
+use crate::snapshot::{CoverageRow, Frame, Taken};
 
 /// One thing that the engine is told.
 #[derive(Clone, Debug)]
@@ -48,9 +48,9 @@ pub enum Record {
         totals: Totals,
     },
     /// A library function gave memory.
-    Allocation(Box<AllocationRecord>),
+    Allocation(Box<Call>),
     /// A library function failed to give memory.
-    Failure(Box<AllocationRecord>),
+    Failure(Box<Call>),
     /// An allocation left the books.
     Free(FreeRecord),
     /// One call fired through two attachments.
@@ -85,6 +85,8 @@ pub struct RawStack {
     pub origin: StackOrigin,
     /// Return addresses, innermost first.
     pub addresses: Arc<[u64]>,
+    /// How they were taken.
+    pub taken: Taken,
 }
 
 /// Whose addresses a raw stack has.

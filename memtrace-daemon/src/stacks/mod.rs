@@ -2,14 +2,17 @@
 //! they are in. It never blocks who asks, never decides what a stack means, and never lets a
 //! file or a process that hangs take the daemon with it.
 //!
-//! Two threads, each replaceable: the first turns user addresses into places in files, at
-//! once, because the process may be gone soon; the second names places, which can take long.
+//! Three threads, each replaceable: one unwinds copied stacks; one turns user addresses into
+//! places in files, at once, because the process may be gone soon; one names places, which can
+//! take long.
 
 mod allocator;
 mod doing;
 mod elf;
 mod files;
 mod kernel;
+mod learned;
+mod mapped;
 mod maps;
 mod native;
 mod place;
@@ -18,6 +21,8 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 mod told;
+mod unwind;
+mod unwinding;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -28,16 +33,24 @@ use memtrace_common::ProcessEntry;
 
 use crate::expendable::{Expendable, GivenUp, Limits, Watch, lock};
 use crate::host::clock;
-use crate::record::{RawStack, StackKey, StackLabel};
+use crate::record::{CopiedCall, RawStack, Record, StackKey, StackLabel};
 use crate::snapshot::Frame;
 
 use allocator::Allocators;
 use doing::Doing;
+use learned::Learned;
+pub use learned::StepSink;
+use mapped::Mapped;
 use native::Namer;
 use place::{Asked, Placed, PlacedStack, Placer};
 pub use spaces::Mapping;
 use spaces::Spaces;
 use told::Told;
+use unwinding::{Job, UnderWay, Unwinding};
+
+/// Most bytes of copied stacks that wait to be unwound.
+const MAX_COPIED: usize = 8 << 20;
+const TOO_MANY: &str = "stack_budget: too many copied stacks waited to be unwound";
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
@@ -66,6 +79,8 @@ pub struct StacksStatus {
     pub taken: u64,
     /// Stacks not taken, because too many were under way.
     pub refused: u64,
+    /// Copied stacks not unwound, because too many were under way.
+    pub not_unwound: u64,
     /// Labels delivered.
     pub delivered: u64,
     /// Labels that the receiver had no room for.
@@ -90,8 +105,11 @@ struct Inner {
     spaces: Arc<Mutex<Spaces>>,
     told: Arc<Told>,
     counts: Arc<Counts>,
+    learned: Arc<Mutex<Learned>>,
+    copied_bytes: Arc<AtomicUsize>,
     first: Expendable<Asked>,
     second: Expendable<PlacedStack>,
+    unwinding: Expendable<Job>,
     under_way: usize,
     _watch: Watch,
 }
@@ -100,6 +118,7 @@ struct Inner {
 struct Counts {
     taken: AtomicU64,
     refused: AtomicU64,
+    not_unwound: AtomicU64,
     delivered: AtomicU64,
     undelivered: AtomicU64,
     under_way: AtomicUsize,
@@ -108,18 +127,24 @@ struct Counts {
 impl Stacks {
     /// Starts the threads. `deliver` gets every label, on one of them; it must not block, and
     /// returns false where it has no room: that is counted, and the stack can be asked for
-    /// again.
+    /// again. `unwound` gets every call whose stack was to be unwound; it must not block, and
+    /// must have room for as many as [`Stacks::unwind`] takes. `steps` is where learned steps
+    /// are told.
     ///
     /// # Errors
     /// The system's, when there can be no more threads.
     pub fn start(
         options: StacksOptions,
         deliver: impl Fn(StackLabel) -> bool + Send + Sync + 'static,
+        unwound: impl Fn(Record) + Send + Sync + 'static,
+        steps: Box<dyn StepSink>,
     ) -> io::Result<Self> {
         let watch = Watch::start("mt-stack-watch")?;
         let spaces = Arc::new(Mutex::new(Spaces::default()));
         let told = Arc::new(Told::default());
         let counts = Arc::new(Counts::default());
+        let learned = Arc::new(Mutex::new(Learned::new(steps)));
+        let copied_bytes = Arc::new(AtomicUsize::new(0));
         let allocators = Arc::new(Allocators::with(options.allocators));
         let limits = Limits {
             // Both queues are bounded by the number of stacks under way.
@@ -158,16 +183,15 @@ impl Stacks {
                 },
             )?
         };
+        let mapped = |doing: &Arc<Doing>| {
+            let (spaces, told) = (Arc::clone(&spaces), Arc::clone(&told));
+            let doing = Arc::clone(doing);
+            move || Mapped::new(Arc::clone(&spaces), Arc::clone(&told), doing.thread())
+        };
         let first = {
             let doing = Arc::new(Doing::default());
-            let make = {
-                let (spaces, told) = (Arc::clone(&spaces), Arc::clone(&told));
-                let doing = Arc::clone(&doing);
-                move || {
-                    let (spaces, told) = (Arc::clone(&spaces), Arc::clone(&told));
-                    Placer::new(spaces, told, doing.thread(), Arc::clone(&allocators))
-                }
-            };
+            let mapped = mapped(&doing);
+            let make = move || Placer::new(mapped(), Arc::clone(&allocators));
             let (named, nameless, second) = (Arc::clone(&deliver), deliver, second.clone());
             let pass = move |placed| match placed {
                 Placed::Named(label) => named(label),
@@ -185,8 +209,34 @@ impl Stacks {
                 None
             })?
         };
+        let unwinding = {
+            let doing = Arc::new(Doing::default());
+            let (mapped, learned) = (mapped(&doing), Arc::clone(&learned));
+            let make = move || Unwinding::new(mapped(), Arc::clone(&learned));
+            let unwound = Arc::new(unwound);
+            let gave_up = Arc::clone(&unwound);
+            let pass = move |record| unwound(record);
+            Expendable::start(&watch, "mt-unwind", limits, make, pass, move |job: Job, why| {
+                if why != GivenUp::NoThreads && doing.shun() {
+                    return Some(job);
+                }
+                gave_up(job.under_way.copied.by_frame_pointers(reason(why)));
+                None
+            })?
+        };
         let under_way = options.under_way;
-        let inner = Inner { spaces, told, counts, first, second, under_way, _watch: watch };
+        let inner = Inner {
+            spaces,
+            told,
+            counts,
+            learned,
+            copied_bytes,
+            first,
+            second,
+            unwinding,
+            under_way,
+            _watch: watch,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -209,6 +259,30 @@ impl Stacks {
         Err(self.refuse(stack))
     }
 
+    /// Asks for a call's stack to be unwound; never blocks. Every call that is taken is
+    /// delivered.
+    ///
+    /// # Errors
+    /// The call with what is known without its copy, where too many are under way.
+    pub fn unwind(&self, copied: CopiedCall) -> Result<(), Record> {
+        let refuse = |copied: &CopiedCall| {
+            self.inner.counts.not_unwound.fetch_add(1, Relaxed);
+            Err(copied.by_frame_pointers(TOO_MANY))
+        };
+        let under_way = match UnderWay::within(MAX_COPIED, copied, &self.inner.copied_bytes) {
+            Ok(under_way) => Arc::new(under_way),
+            Err(copied) => return refuse(&copied),
+        };
+        match self
+            .inner
+            .unwinding
+            .push(Job { under_way: Arc::clone(&under_way), at: Instant::now() })
+        {
+            Ok(()) => Ok(()),
+            Err(_) => refuse(&under_way.copied),
+        }
+    }
+
     /// A process as a record has it now. Tells a stack's process from a later one with the
     /// same id, and a fork's parent. To be called before stacks of the process are asked for.
     pub fn process(&self, entry: &ProcessEntry) {
@@ -218,6 +292,8 @@ impl Stacks {
     /// A new executable mapping, as the kernel's event has it: names processes that end before
     /// /proc can be read.
     pub fn mapping(&self, mapping: &Mapping) {
+        let end = mapping.start.saturating_add(mapping.length);
+        lock(&self.inner.learned).mapped(mapping.tgid, mapping.start, end);
         lock(&self.inner.spaces).mapping(mapping, clock::boot_ns());
     }
 
@@ -229,22 +305,26 @@ impl Stacks {
 
     /// No stack of this address space will be asked for again.
     pub fn forget(&self, space: u32) {
+        lock(&self.inner.learned).forget(space);
         lock(&self.inner.spaces).forget(space);
     }
 
     /// Figures since the start.
     #[must_use]
     pub fn status(&self) -> StacksStatus {
-        let Counts { taken, refused, delivered, undelivered, under_way } = &*self.inner.counts;
-        let (first, second) = (self.inner.first.stuck(), self.inner.second.stuck());
+        let Counts { taken, refused, not_unwound, delivered, undelivered, under_way } =
+            &*self.inner.counts;
+        let Inner { first, second, unwinding, .. } = &*self.inner;
+        let (first, second, third) = (first.stuck(), second.stuck(), unwinding.stuck());
         StacksStatus {
             taken: taken.load(Relaxed),
             refused: refused.load(Relaxed),
+            not_unwound: not_unwound.load(Relaxed),
             delivered: delivered.load(Relaxed),
             undelivered: undelivered.load(Relaxed),
             under_way: under_way.load(Relaxed),
-            stuck: first.0 + second.0,
-            given_up: first.1 + second.1,
+            stuck: first.0 + second.0 + third.0,
+            given_up: first.1 + second.1 + third.1,
             spaces: lock(&self.inner.spaces).sizes().0,
         }
     }
@@ -260,6 +340,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.first.close();
         self.second.close();
+        self.unwinding.close();
     }
 }
 

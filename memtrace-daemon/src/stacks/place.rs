@@ -1,25 +1,19 @@
 //! The first half of naming a user stack: each address to a file and an offset in it, while
 //! the process is still there to be asked. Also names kernel stacks, which takes microseconds.
 //!
-//! /proc of a stuck process and files on dead mounts can block: this runs on a thread that can
-//! be given up, and says by [`At`] what it is at.
+//! Runs on a thread that can be given up.
 
-use std::fs::File;
-use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
 use super::allocator::Allocators;
-use super::doing::{At, Thing};
 use super::files::{self, OpenFile};
 use super::kernel::KernelSymbols;
-use super::maps::{self, Row};
-use super::spaces::{Source, Spaces};
-use super::told::Told;
+use super::mapped::Mapped;
+use super::maps::Row;
 use crate::expendable::{Worker, lock};
-use crate::host::process;
 use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
 use crate::snapshot::{Frame, FrameKind};
 
@@ -73,26 +67,16 @@ pub struct PlacedStack {
 
 /// Does the first half.
 pub struct Placer {
-    spaces: Arc<Mutex<Spaces>>,
-    told: Arc<Told>,
-    at: At,
+    mapped: Mapped,
     allocators: Arc<Allocators>,
     kernel: KernelSymbols,
-    /// By device and inode as mappings show them. Weak: whoever names keeps them open.
-    open: FxHashMap<(u64, u64), Weak<OpenFile>>,
 }
 
 impl Placer {
     /// Makes one.
     #[must_use]
-    pub fn new(
-        spaces: Arc<Mutex<Spaces>>,
-        told: Arc<Told>,
-        at: At,
-        allocators: Arc<Allocators>,
-    ) -> Self {
-        let (kernel, open) = (KernelSymbols::default(), FxHashMap::default());
-        Self { spaces, told, at, allocators, kernel, open }
+    pub fn new(mapped: Mapped, allocators: Arc<Allocators>) -> Self {
+        Self { mapped, allocators, kernel: KernelSymbols::default() }
     }
 
     fn kernel_stack(&mut self, stack: &RawStack) -> StackLabel {
@@ -125,18 +109,10 @@ impl Placer {
         let mut rows = self.find(stack, tgid, space);
         let mut unread = None;
         if rows.iter().any(Option::is_none) {
-            let source = lock(&self.spaces).source(tgid, space, asked.at);
-            unread = match source {
-                Source::NotAgain => None,
-                Source::Gone => Some("process ended before its mappings could be read".into()),
-                Source::Read { start_ns } => self.read(tgid, space, asked.at, start_ns).err(),
-            };
-            if unread.is_some() {
-                self.told.wait_for(asked.at);
-            }
+            unread = self.mapped.look_again(tgid, space, asked.at);
             rows = self.find(stack, tgid, space);
         }
-        let known = lock(&self.spaces).knows(tgid, space);
+        let known = lock(&self.mapped.spaces).knows(tgid, space);
         // A file is looked at once a stack, not once an address.
         let mut files = FxHashMap::default();
         let mut places = Vec::with_capacity(rows.len());
@@ -150,68 +126,19 @@ impl Placer {
                 }));
                 break;
             };
-            let file =
-                files.entry((row.device, row.inode)).or_insert_with(|| self.file(tgid, &row));
+            let file = files
+                .entry((row.device, row.inode))
+                .or_insert_with(|| self.mapped.file(tgid, &row));
             places.push(place(file, &row, *address));
         }
         PlacedStack { key: stack.key, places: places.into() }
     }
 
     fn find(&self, stack: &RawStack, tgid: u32, space: u32) -> Vec<Option<Row>> {
-        let mut spaces = lock(&self.spaces);
+        let mut spaces = lock(&self.mapped.spaces);
         // The call is before the return address, and may be the last of its mapping.
         let find = |address: &u64| spaces.find(tgid, space, address.saturating_sub(1));
         stack.addresses.iter().map(find).collect()
-    }
-
-    /// Reads what is mapped now, unless /proc shows another process or program by now.
-    fn read(
-        &self,
-        tgid: u32,
-        space: u32,
-        asked: Instant,
-        start_ns: Option<u64>,
-    ) -> Result<(), String> {
-        let ended = "process ended before its mappings could be read";
-        let (result, same) = self.at.during(Thing::Maps(space), || {
-            let result = File::open(format!("/proc/{tgid}/maps")).and_then(maps::read);
-            // Asked after reading: the id cannot have been given away before.
-            (result, start_ns.is_none_or(|start_ns| process::started_at(tgid, start_ns)))
-        })?;
-        let rows = match result {
-            Ok(rows) => rows,
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(ended.into()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ended.into()),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err("its mappings may not be read: CAP_SYS_PTRACE is missing".into());
-            }
-            Err(error) => return Err(format!("its mappings could not be read: {error}")),
-        };
-        let mut spaces = lock(&self.spaces);
-        if !same || rows.is_empty() || spaces.source(tgid, space, asked) == Source::Gone {
-            return Err(ended.into());
-        }
-        spaces.read(space, rows);
-        Ok(())
-    }
-
-    fn file(&mut self, tgid: u32, row: &Row) -> Result<Arc<OpenFile>, String> {
-        if row.inode == 0 {
-            return Err("not in a file".into());
-        }
-        let id = (row.device, row.inode);
-        let known = self.open.get(&id).and_then(Weak::upgrade);
-        let file = self.at.during(Thing::Open(row.device, row.inode), || {
-            match known.filter(|file| file.unchanged()) {
-                Some(file) => Ok(file),
-                None => files::open(tgid, row).map(Arc::new),
-            }
-        })??;
-        if self.open.len() >= 1_024 {
-            self.open.retain(|_, file| file.strong_count() > 0);
-        }
-        self.open.insert(id, Arc::downgrade(&file));
-        Ok(file)
     }
 }
 

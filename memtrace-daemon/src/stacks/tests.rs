@@ -14,7 +14,7 @@ use super::maps::Row;
 use super::*;
 use crate::host::process;
 use crate::record::StackOrigin;
-use crate::snapshot::FrameKind;
+use crate::snapshot::{FrameKind, Taken};
 
 unsafe extern "C-unwind" {
     fn _Unwind_Backtrace(
@@ -53,6 +53,17 @@ fn landmark() -> (u32, u32, Vec<u64>) {
 /// Set where this executable is run as a program that waits.
 const WAIT: &str = "MEMTRACE_TEST_WAITS";
 
+/// Steps that nobody follows.
+struct Nowhere;
+
+impl StepSink for Nowhere {
+    fn put(&mut self, _: memtrace_common::StepKey, _: memtrace_common::Step) -> bool {
+        true
+    }
+
+    fn remove(&mut self, _: memtrace_common::StepKey) {}
+}
+
 struct Names {
     stacks: Stacks,
     labels: Receiver<StackLabel>,
@@ -62,7 +73,8 @@ impl Names {
     fn new() -> Self {
         let (send, labels) = channel();
         let deliver = move |label| send.send(label).is_ok();
-        Self { stacks: Stacks::start(StacksOptions::default(), deliver).unwrap(), labels }
+        let stacks = Stacks::start(StacksOptions::default(), deliver, drop, Box::new(Nowhere));
+        Self { stacks: stacks.unwrap(), labels }
     }
 
     fn user(&self, tgid: u32, space: u32, addresses: &[u64]) -> StackLabel {
@@ -71,7 +83,8 @@ impl Names {
     }
 
     fn name(&self, key: StackKey, origin: StackOrigin, addresses: &[u64]) -> StackLabel {
-        let stack = RawStack { key, origin, addresses: addresses.into() };
+        let taken = Taken::default();
+        let stack = RawStack { key, origin, addresses: addresses.into(), taken };
         self.stacks.request(stack).unwrap();
         let label = self.labels.recv().unwrap();
         assert_eq!(label.key, key);
@@ -311,8 +324,10 @@ fn a_stripped_executable_says_so_and_has_an_identity() {
 fn what_does_not_fit_comes_back_and_is_counted() {
     let (send, labels) = channel();
     let options = StacksOptions { under_way: 1, ..StacksOptions::default() };
-    let stacks = Stacks::start(options, move |label| send.send(label).is_err()).unwrap();
+    let deliver = move |label| send.send(label).is_err();
+    let stacks = Stacks::start(options, deliver, drop, Box::new(Nowhere)).unwrap();
     let ask = || RawStack {
+        taken: Taken::default(),
         key: StackKey(9),
         origin: StackOrigin::User { tgid: std::process::id(), serial: 1, space: 1 },
         addresses: backtrace().into(),

@@ -27,6 +27,10 @@ pub(super) fn globals(layout: &KernelLayout, options: &Options) -> Vec<(&'static
         ("KERNEL_LIVE_LIMIT", limit(options.sizes.kernel_live_entries)),
         ("CALL_LIVE_LIMIT", limit(options.sizes.call_live_entries)),
         ("ACCOUNT_LIMIT", u64::from(options.sizes.accounts)),
+        ("COPY_KIB_NS", options.copy_kib_ns()),
+        ("COPY_BURST_NS", options.copy_burst_ns()),
+        ("RING_WAKEUP_BYTES", u64::from(options.sizes.ring_bytes) / 8),
+        ("RING_COPY_BYTES", u64::from(options.sizes.ring_bytes) / 2),
         ("LIVE_BATCH", options.live_batch()),
     ]);
     globals

@@ -10,17 +10,19 @@ mod first;
 mod iterate;
 mod policy;
 mod run;
+mod steps;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use access::{map_data, program};
 use aya::{
     Btf, Ebpf, EbpfLoader,
-    maps::{MapData, RingBuf},
+    maps::{HashMap, MapData, RingBuf},
     programs::{BtfTracePoint, FEntry, Iter, RawTracePoint, UProbe},
 };
 use first::{first_values, globals};
 use memtrace_common::Domain;
+pub use steps::StepMap;
 
 use super::{
     btf::{KernelLayout, RcuFree},
@@ -203,6 +205,20 @@ impl Tracer {
         const NAME: &str = "mt_events";
         let map = self.ebpf.take_map(NAME).ok_or(TracerError::Absent(NAME))?;
         RingBuf::try_from(map).map_err(|source| TracerError::Map { name: NAME, source })
+    }
+}
+
+impl Tracer {
+    /// The map of learned steps, once, and not before [`Self::probing`].
+    ///
+    /// # Errors
+    /// If it was taken before.
+    pub fn take_steps(&mut self) -> Result<StepMap, TracerError> {
+        const NAME: &str = "mt_steps";
+        let map = self.ebpf.take_map(NAME).ok_or(TracerError::Absent(NAME))?;
+        let map =
+            HashMap::try_from(map).map_err(|source| TracerError::Map { name: NAME, source })?;
+        Ok(StepMap::new(map))
     }
 }
 
