@@ -114,6 +114,13 @@ impl Site {
         self.frames.iter().any(|frame| frame.symbol.as_deref() == Some(symbol))
     }
 
+    /// The frames that are calls, innermost first: each with the functions that are inlined in
+    /// it, innermost first, and itself last.
+    #[must_use]
+    pub fn calls(&self) -> Vec<&[Frame]> {
+        self.frames.split_inclusive(|frame| !frame.inlined).collect()
+    }
+
     /// Whether this function makes the call: it is the first frame.
     #[must_use]
     pub fn is_in(&self, symbol: &str) -> bool {

@@ -88,19 +88,27 @@ pub fn build(variant: Variant) -> anyhow::Result<Fixtures> {
         Variant::Endbr => "endbr",
         Variant::TailCall => "tail-call",
     };
+    let directory = once(name, |directory| compile_all(&Fixtures::at(directory), variant))?;
+    Ok(Fixtures { directory })
+}
+
+/// A directory below `target/fixtures`, compiled into where it is older than a source.
+pub(crate) fn once(
+    name: &str,
+    compile: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<PathBuf> {
     let directory = paths::target().join("fixtures").join(name);
     std::fs::create_dir_all(&directory)
         .with_context(|| format!("making {}", directory.display()))?;
     // Test programs run side by side: one of them builds, the others wait.
     let lock = File::create(directory.join("lock"))?;
     lock.lock().context("locking target/fixtures")?;
-    let fixtures = Fixtures { directory };
-    let stamp = fixtures.directory.join("built");
+    let stamp = directory.join("built");
     if modified(&stamp).is_none_or(|built| built < newest_source()) {
-        compile_all(&fixtures, variant)?;
+        compile(&directory)?;
         File::create(stamp)?;
     }
-    Ok(fixtures)
+    Ok(directory)
 }
 
 const LIBRARY: &[&str] = &[
@@ -170,21 +178,22 @@ fn gcc(options: &[&str], files: &[&str]) -> Command {
     command
 }
 
-fn finish(command: &mut Command, output: &Path) -> anyhow::Result<()> {
+/// Runs a compiler, with its output at this path.
+pub(crate) fn finish(command: &mut Command, output: &Path) -> anyhow::Result<()> {
     // Linked aside and renamed: a probed or running file is never written into.
     let aside = output.with_extension("new");
-    let done = command
-        .arg("-o")
-        .arg(&aside)
-        .output()
-        .context("running gcc, which builds the fixtures: run `cargo xtask setup`")?;
+    let compiler = command.get_program().to_string_lossy().into_owned();
+    let done = command.arg("-o").arg(&aside).output().with_context(|| {
+        format!("running {compiler}, which builds the fixtures: run `cargo xtask setup`")
+    })?;
     if !done.status.success() {
         bail!("building {}: {}", output.display(), String::from_utf8_lossy(&done.stderr));
     }
     std::fs::rename(&aside, output).with_context(|| format!("renaming to {}", output.display()))
 }
 
-fn sources() -> PathBuf {
+/// Where the sources are.
+pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
@@ -193,11 +202,14 @@ fn modified(path: &Path) -> Option<SystemTime> {
 }
 
 fn newest_source() -> SystemTime {
-    let this_file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fixture.rs");
-    let entries = std::fs::read_dir(sources()).into_iter().flatten().flatten();
+    let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let options = ["fixture.rs", "stacks/build.rs"].map(|file| harness.join(file));
+    let directories = [sources(), sources().join("stacks")];
+    let entries = directories.iter().filter_map(|one| std::fs::read_dir(one).ok());
     entries
-        .filter_map(|entry| modified(&entry.path()))
-        .chain(modified(&this_file))
+        .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
+        .chain(options)
+        .filter_map(|path| modified(&path))
         .max()
         .unwrap_or_else(SystemTime::now)
 }

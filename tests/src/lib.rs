@@ -18,6 +18,7 @@ pub mod pprof;
 pub mod process;
 pub mod scratch;
 pub mod slab;
+pub mod stacks;
 pub mod truth;
 pub mod unit;
 
