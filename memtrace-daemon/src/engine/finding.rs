@@ -17,8 +17,11 @@ pub(super) fn of_site(
         .growth_bytes_per_second
         .filter(|growth| *growth > 0.0)
         .and_then(|growth| exhaustion(host, site.domain, process.pid, growth));
-    let function =
-        site.frames.iter().filter(|frame| !frame.allocator).find_map(|frame| frame.symbol.clone());
+    let function = site
+        .frames
+        .iter()
+        .filter(|frame| !frame.allocator)
+        .find_map(|frame| frame.symbol.as_deref().map(Into::into));
     Finding {
         level: "site",
         domain: site.domain,

@@ -95,21 +95,22 @@ impl Serialize for Frames {
     }
 }
 
-/// One frame of a stack.
+/// One frame of a stack. Its texts are shared: a program's frames have few files, modules and
+/// functions among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Frame {
     /// `kernel`, `native` or `python`.
     pub kind: FrameKind,
     /// Function name, demangled.
-    pub symbol: Option<String>,
+    pub symbol: Option<Arc<str>>,
     /// File that holds the code, or the kernel module.
-    pub module: Option<String>,
+    pub module: Option<Arc<str>>,
     /// Build id of the module, hex.
-    pub build_id: Option<String>,
+    pub build_id: Option<Arc<str>>,
     /// Native: offset in the file; kernel: offset in the symbol. Bytes.
     pub offset: Option<u64>,
     /// Source file.
-    pub file: Option<String>,
+    pub file: Option<Arc<str>>,
     /// Source line.
     pub line: Option<u32>,
     /// Whether the function is inlined into the next frame.
@@ -117,7 +118,7 @@ pub struct Frame {
     /// Whether the frame belongs to an allocator rather than to its user.
     pub allocator: bool,
     /// Why the frame has no name.
-    pub reason: Option<String>,
+    pub reason: Option<Arc<str>>,
 }
 
 /// Which kind of code a frame is.

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::ops::Range;
+use std::sync::Arc;
 
 use object::read::{Object, ObjectSection, ReadCache, ReadRef, SectionKind};
 
@@ -20,7 +21,7 @@ const MAX_DEBUG: u64 = 1 << 30;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ElfFacts {
     /// Build id, hex.
-    pub build_id: Option<String>,
+    pub build_id: Option<Arc<str>>,
     /// Whether it has a full symbol table, or only the symbols it exports.
     pub full_symbols: bool,
     /// Bytes of debug information.
@@ -42,10 +43,7 @@ pub fn facts(file: &File) -> Result<ElfFacts, String> {
     let elf = object::File::parse(Bounded(&cache))
         .map_err(|error| format!("not an ELF file that can be read: {error}"))?;
     let build_id = elf.build_id().ok().flatten().filter(|id| !id.is_empty() && id.len() <= 64);
-    let mut facts = ElfFacts {
-        build_id: build_id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()),
-        ..ElfFacts::default()
-    };
+    let mut facts = ElfFacts { build_id: build_id.map(|id| hex(id).into()), ..ElfFacts::default() };
     let mut symbols = 0_u64;
     for section in elf.sections().take(MAX_SECTIONS) {
         let bytes = section.file_range().map_or(0, |(_, size)| size);
@@ -68,6 +66,10 @@ pub fn facts(file: &File) -> Result<ElfFacts, String> {
         facts.refused = Some("its symbol tables are beyond the limit");
     }
     Ok(facts)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Refuses large reads, whatever the headers ask for.

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 
@@ -48,7 +49,7 @@ pub struct OpenFile {
     /// Which content.
     pub key: FileKey,
     /// Path as the process has it, without ` (deleted)`.
-    pub module: String,
+    pub module: Arc<str>,
     /// What its headers say.
     pub facts: ElfFacts,
 }
@@ -110,7 +111,7 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
         module
     };
     let facts = elf::facts(&file).map_err(|why| format!("{module}: {why}"))?;
-    Ok(OpenFile { file, key: FileKey::of(&stat), module, facts })
+    Ok(OpenFile { file, key: FileKey::of(&stat), module: module.into(), facts })
 }
 
 /// The path of a mapping as a person reads it, where its file is not open.

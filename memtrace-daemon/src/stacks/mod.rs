@@ -11,6 +11,7 @@ mod elf;
 mod files;
 mod kernel;
 mod maps;
+mod names;
 mod native;
 mod place;
 mod sigbus;

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::allocator::Allocators;
 use super::doing::{At, Thing};
 use super::files::{FileKey, OpenFile};
+use super::names::Names;
 use super::place::{Place, PlacedStack};
 use super::sigbus;
 use crate::expendable::Worker;
@@ -42,6 +43,7 @@ pub struct Namer {
     allocators: Arc<Allocators>,
     open: Vec<Held>,
     frames: FxHashMap<(FileKey, u64), Arc<[Frame]>>,
+    names: Names,
 }
 
 /// A file that the symbolizer has open. It must be evicted before the descriptor is closed.
@@ -59,7 +61,8 @@ impl Namer {
         }
         // The files are told apart and evicted here, so blazesym need not look again.
         let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
-        Self { symbolizer, at, allocators, open: Vec::new(), frames: FxHashMap::default() }
+        let (open, frames, names) = (Vec::new(), FxHashMap::default(), Names::default());
+        Self { symbolizer, at, allocators, open, frames, names }
     }
 
     fn place(&mut self, place: &Place) -> (Arc<[Frame]>, String) {
@@ -86,7 +89,7 @@ impl Namer {
         }
         let frames: Arc<[Frame]> = match self.symbols(file, offset) {
             Ok(frames) => frames.into(),
-            Err(reason) => Arc::new([Frame { reason: Some(reason), ..bare(file, offset) }]),
+            Err(reason) => Arc::new([Frame { reason: Some(reason.into()), ..bare(file, offset) }]),
         };
         if self.frames.len() >= MAX_FRAMES {
             self.frames.clear();
@@ -101,7 +104,9 @@ impl Namer {
         }
         self.hold(file);
         let before = sigbus::replaced();
-        let result = self.at.during(Thing::Symbols(file.key), || self.look_up(file, offset))?;
+        let Self { symbolizer, at, allocators, names, .. } = self;
+        let mut reader = Reader { symbolizer, allocators, names };
+        let result = at.during(Thing::Symbols(file.key), || reader.look_up(file, offset))?;
         let cut = sigbus::replaced() != before;
         if cut {
             self.close(|held| held.file.key == file.key);
@@ -110,54 +115,6 @@ impl Namer {
             return Err(format!("{} was cut short while it was read", file.module));
         }
         result
-    }
-
-    fn look_up(&self, file: &OpenFile, offset: u64) -> Result<Vec<Frame>, String> {
-        let path = file.path();
-        // The call is before the return address: so is its line.
-        let input = Input::FileOffset(offset.saturating_sub(1));
-        let ask = |debug_syms| {
-            let mut source = Elf::new(&path);
-            source.debug_syms = debug_syms;
-            self.symbolizer.symbolize_single(&Source::Elf(source), input)
-        };
-        let mut result = ask(file.facts.debug);
-        if result.is_err() && file.facts.debug {
-            // Damaged or unknown debug information; the symbols may be whole.
-            result = ask(false);
-        }
-        match result {
-            Ok(Symbolized::Sym(mut symbol)) => {
-                // Debug information cut to lines has bare names; symbols have whole paths.
-                if file.facts.debug
-                    && !symbol.name.contains("::")
-                    && let Ok(Symbolized::Sym(whole)) = ask(false)
-                    && whole.name.contains("::")
-                {
-                    symbol.name = whole.name;
-                }
-                Ok(self.frames_of(file, offset, &symbol))
-            }
-            Ok(Symbolized::Unknown(reason)) => Err(unknown(file, reason)),
-            Err(error) => Err(format!("symbols of {} cannot be read: {error}", file.module)),
-        }
-    }
-
-    /// The inlined functions, innermost first, and the function that they are in.
-    fn frames_of(&self, file: &OpenFile, offset: u64, symbol: &Sym<'_>) -> Vec<Frame> {
-        let frame = |name: &str, code: Option<&CodeInfo<'_>>, inlined| Frame {
-            symbol: Some(limited(name.into(), MAX_NAME)),
-            file: code
-                .map(|code| limited(text(code.to_path().as_os_str().as_encoded_bytes()), MAX_NAME)),
-            line: code.and_then(|code| code.line),
-            inlined,
-            allocator: self.allocators.holds(FrameKind::Native, name),
-            ..bare(file, offset)
-        };
-        let inlined = symbol.inlined.iter().rev().take(MAX_INLINED);
-        let inlined = inlined.map(|inner| frame(&inner.name, inner.code_info.as_ref(), true));
-        let function = frame(&symbol.name, symbol.code_info.as_deref(), false);
-        inlined.chain([function]).collect()
     }
 
     fn hold(&mut self, file: &Arc<OpenFile>) {
@@ -191,6 +148,67 @@ impl Namer {
             // Cannot fail for a file: it only forgets.
             let _ = self.symbolizer.evict(&evict);
         }
+    }
+}
+
+/// What names an address in a file, apart for a moment.
+struct Reader<'a> {
+    symbolizer: &'a Symbolizer,
+    allocators: &'a Allocators,
+    names: &'a mut Names,
+}
+
+impl Reader<'_> {
+    fn look_up(&mut self, file: &OpenFile, offset: u64) -> Result<Vec<Frame>, String> {
+        let path = file.path();
+        // The call is before the return address: so is its line.
+        let input = Input::FileOffset(offset.saturating_sub(1));
+        let ask = |debug_syms| {
+            let mut source = Elf::new(&path);
+            source.debug_syms = debug_syms;
+            self.symbolizer.symbolize_single(&Source::Elf(source), input)
+        };
+        let mut result = ask(file.facts.debug);
+        if result.is_err() && file.facts.debug {
+            // Damaged or unknown debug information; the symbols may be whole.
+            result = ask(false);
+        }
+        match result {
+            Ok(Symbolized::Sym(mut symbol)) => {
+                // Debug information cut to lines has bare names; symbols have whole paths.
+                if file.facts.debug
+                    && !symbol.name.contains("::")
+                    && let Ok(Symbolized::Sym(whole)) = ask(false)
+                    && whole.name.contains("::")
+                {
+                    symbol.name = whole.name;
+                }
+                Ok(self.frames_of(file, offset, &symbol))
+            }
+            Ok(Symbolized::Unknown(reason)) => Err(unknown(file, reason)),
+            Err(error) => Err(format!("symbols of {} cannot be read: {error}", file.module)),
+        }
+    }
+
+    /// The inlined functions, innermost first, and the function that they are in.
+    fn frames_of(&mut self, file: &OpenFile, offset: u64, symbol: &Sym<'_>) -> Vec<Frame> {
+        let Self { symbolizer: _, allocators, names } = self;
+        let mut frame = |name: &str, code: Option<&CodeInfo<'_>>, inlined| Frame {
+            symbol: Some(names.one(&limited(name.into(), MAX_NAME))),
+            file: code.map(|code| {
+                let path = text(code.to_path().as_os_str().as_encoded_bytes());
+                names.one(&limited(path, MAX_NAME))
+            }),
+            line: code.and_then(|code| code.line),
+            inlined,
+            allocator: allocators.holds(FrameKind::Native, name),
+            ..bare(file, offset)
+        };
+        let inlined = symbol.inlined.iter().rev().take(MAX_INLINED);
+        let mut frames: Vec<_> =
+            inlined.map(|inner| frame(&inner.name, inner.code_info.as_ref(), true)).collect();
+        frames.push(frame(&symbol.name, symbol.code_info.as_deref(), false));
+        frames
     }
 }
 
@@ -276,7 +294,7 @@ mod tests {
             let file = Arc::new(files::open(std::process::id(), &row).unwrap());
             let offset = row.file_offset(address);
             let (frames, _) = namer.place(&Place::InFile(Arc::clone(&file), offset));
-            (Arc::downgrade(&file), frames.last().unwrap().symbol.clone().unwrap_or_default())
+            (Arc::downgrade(&file), frames.last().unwrap().symbol.clone().unwrap())
         };
         let ours = row_of as *const () as u64 + 4;
         let (file, symbol) = name(&mut namer, ours);

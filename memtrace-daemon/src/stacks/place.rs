@@ -36,11 +36,11 @@ pub enum Place {
         /// What stands for it in a site's identity.
         identity: String,
         /// The file or the special mapping, where known.
-        module: Option<String>,
+        module: Option<Arc<str>>,
         /// Offset in it.
         offset: Option<u64>,
         /// Why it has no name.
-        reason: String,
+        reason: Arc<str>,
     },
 }
 
@@ -111,7 +111,7 @@ impl Placer {
                     identity.push(format!("{module}{}+{:#x}", named.symbol, named.offset));
                 }
                 Err(reason) => {
-                    frame.reason = Some(reason);
+                    frame.reason = Some(reason.into());
                     identity.push("unnamed".into());
                 }
             }
@@ -236,9 +236,14 @@ fn place(file: &Result<Arc<OpenFile>, String>, row: &Row, address: u64) -> Place
         _ if row.inode == 0 => special(row, offset),
         Ok(file) => Place::InFile(Arc::clone(file), offset),
         Err(reason) => {
-            let (module, reason) = (files::shown(row), reason.clone());
+            let module = files::shown(row);
             let identity = format!("{module}+{offset:#x}");
-            Place::Unnamed { identity, module: Some(module), offset: Some(offset), reason }
+            Place::Unnamed {
+                identity,
+                module: Some(module.into()),
+                offset: Some(offset),
+                reason: reason.as_str().into(),
+            }
         }
     }
 }
@@ -250,13 +255,15 @@ fn special(row: &Row, offset: u64) -> Place {
         "" => ("anonymous".into(), None, "not in a file: code made at run time"),
         "[uprobes]" => (
             path.clone(),
-            Some(path),
+            Some(path.into()),
             "the probe's own return address; the function that was called from here is probed",
         ),
-        "[vdso]" | "[vsyscall]" => {
-            (format!("{path}+{offset:#x}"), Some(path), "code that the kernel maps, not a file's")
-        }
-        _ => (path.clone(), Some(path), "not in a file"),
+        "[vdso]" | "[vsyscall]" => (
+            format!("{path}+{offset:#x}"),
+            Some(path.into()),
+            "code that the kernel maps, not a file's",
+        ),
+        _ => (path.clone(), Some(path.into()), "not in a file"),
     };
     let offset = module.as_ref().map(|_| offset);
     Place::Unnamed { identity, module, offset, reason: reason.into() }
@@ -264,5 +271,10 @@ fn special(row: &Row, offset: u64) -> Place {
 
 /// An address that is in nothing known.
 fn nowhere(reason: String) -> Place {
-    Place::Unnamed { identity: "unmapped".into(), module: None, offset: None, reason }
+    Place::Unnamed {
+        identity: "unmapped".into(),
+        module: None,
+        offset: None,
+        reason: reason.into(),
+    }
 }

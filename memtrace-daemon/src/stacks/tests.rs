@@ -117,7 +117,7 @@ fn memory_that_is_no_file_says_so() {
     let label = Names::new().user(std::process::id(), 1, &[page as u64 + 8, 0x10, 0x20]);
     // SAFETY: mapped above.
     unsafe { libc::munmap(page, 4_096) };
-    let reasons: Vec<_> = label.frames.iter().map(|f| f.reason.clone().unwrap()).collect();
+    let reasons: Vec<_> = label.frames.iter().map(|f| f.reason.as_deref().unwrap()).collect();
     assert_eq!(reasons[0], "not in a file: code made at run time");
     assert!(reasons[1].starts_with("the walk by frame pointers ended here"), "{reasons:?}");
     // What is beyond an address that is no code is no stack.
