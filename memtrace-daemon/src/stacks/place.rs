@@ -124,7 +124,7 @@ impl Placer {
         let stack = &asked.stack;
         let mut rows = self.find(stack, tgid, space);
         let mut unread = None;
-        if rows.iter().any(Option::is_none) {
+        if rows.iter().any(Option::is_none) || lock(&self.spaces).outdated(space) {
             let source = lock(&self.spaces).source(tgid, space, asked.at);
             unread = match source {
                 Source::NotAgain => None,
