@@ -66,6 +66,8 @@ pub struct Plan {
     pub cgroups: CgroupPolicy,
     /// Kernel functions whose call sites are followed by whole stacks.
     pub exact_sites: Vec<String>,
+    /// Patterns of functions that hand memory on, beside those known.
+    pub allocators: Vec<String>,
     /// Bounds of the books.
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
@@ -92,6 +94,7 @@ impl Plan {
             subjects: Vec::new(),
             cgroups: CgroupPolicy::default(),
             exact_sites: Vec::new(),
+            allocators: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
             beat: Box::new(|| {}),
@@ -128,6 +131,7 @@ impl Session {
             subjects,
             cgroups,
             exact_sites,
+            allocators,
             ledger,
             verdict,
             beat,
@@ -140,7 +144,8 @@ impl Session {
         let stacks = {
             let records = records.clone();
             let deliver = move |label| records.try_send(Record::Stack(label)).is_ok();
-            Stacks::start(StacksOptions::default(), deliver).context("cannot start a thread")?
+            let options = StacksOptions { allocators, ..StacksOptions::default() };
+            Stacks::start(options, deliver).context("cannot start a thread")?
         };
         let host = {
             let records = records.clone();

@@ -10,7 +10,7 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer};
 use rustc_hash::FxHashMap;
 
-use super::allocator::Allocators;
+use super::allocator::{self, Allocators};
 use super::doing::{At, Thing};
 use super::files::{FileKey, OpenFile};
 use super::names::Names;
@@ -224,6 +224,7 @@ impl Worker for Namer {
             frames.extend_from_slice(&of_place);
             identity.push(id);
         }
+        allocator::mark_interpreter(&mut frames);
         StackLabel { key: stack.key, frames: frames.into(), identity: identity.into() }
     }
 
