@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::allocator::{self, Allocators};
 use super::doing::{At, Thing};
 use super::files::{FileKey, OpenFile};
+use super::jit::JitName;
 use super::names::Names;
 use super::place::{Place, PlacedStack};
 use super::sigbus;
@@ -71,6 +72,7 @@ impl Namer {
                 let identity = format!("{}+{offset:#x}", file.identity());
                 (self.in_file(file, *offset), identity)
             }
+            Place::Jit(name) => (Arc::new([self.jit(name)]), name.identity.clone()),
             Place::Unnamed { identity, module, offset, reason } => {
                 let frame = Frame {
                     module: module.clone(),
@@ -80,6 +82,18 @@ impl Namer {
                 };
                 (Arc::new([frame]), identity.clone())
             }
+        }
+    }
+
+    fn jit(&mut self, name: &JitName) -> Frame {
+        let JitName { kind, symbol, file, line, identity: _ } = name;
+        Frame {
+            kind: *kind,
+            symbol: Some(self.names.one(symbol)),
+            file: file.as_deref().map(|file| self.names.one(file)),
+            line: *line,
+            allocator: self.allocators.holds(FrameKind::Native, symbol),
+            ..Frame::default()
         }
     }
 
@@ -241,6 +255,13 @@ pub fn unnamed(stack: &PlacedStack, why: &str) -> StackLabel {
         let (frame, id) = match place {
             Place::InFile(file, offset) => {
                 (bare(file, *offset), format!("{}+{offset:#x}", file.identity()))
+            }
+            Place::Jit(name) => {
+                let symbol = Some(name.symbol.as_str().into());
+                let frame = Frame { kind: name.kind, symbol, ..Frame::default() };
+                frames.push(frame);
+                identity.push(name.identity.clone());
+                continue;
             }
             Place::Unnamed { identity, module, offset, reason: _ } => {
                 let (module, offset) = (module.clone(), *offset);

@@ -14,8 +14,10 @@ use rustc_hash::FxHashMap;
 use super::allocator::Allocators;
 use super::doing::{At, Thing};
 use super::files::{self, OpenFile};
+use super::jit::JitName;
 use super::kernel::KernelSymbols;
 use super::maps::{self, Row};
+use super::perfmap::PerfMaps;
 use super::spaces::{Source, Spaces};
 use super::told::Told;
 use crate::expendable::{Worker, lock};
@@ -31,6 +33,8 @@ const ASTRAY: &str = "the walk by frame pointers ended here";
 pub enum Place {
     /// In a file, at this offset in it.
     InFile(Arc<OpenFile>, u64),
+    /// In code made at run time that a perf map names.
+    Jit(Arc<JitName>),
     /// Nowhere that has names.
     Unnamed {
         /// What stands for it in a site's identity.
@@ -80,6 +84,7 @@ pub struct Placer {
     kernel: KernelSymbols,
     /// By device and inode as mappings show them. Weak: whoever names keeps them open.
     open: FxHashMap<(u64, u64), Weak<OpenFile>>,
+    perf_maps: PerfMaps,
 }
 
 impl Placer {
@@ -92,7 +97,8 @@ impl Placer {
         allocators: Arc<Allocators>,
     ) -> Self {
         let (kernel, open) = (KernelSymbols::default(), FxHashMap::default());
-        Self { spaces, told, at, allocators, kernel, open }
+        let perf_maps = PerfMaps::default();
+        Self { spaces, told, at, allocators, kernel, open, perf_maps }
     }
 
     fn kernel_stack(&mut self, stack: &RawStack) -> StackLabel {
@@ -140,6 +146,7 @@ impl Placer {
         // A file is looked at once a stack, not once an address.
         let mut files = FxHashMap::default();
         let mut places = Vec::with_capacity(rows.len());
+        let mut jit = JitSearch::default();
         for (address, row) in stack.addresses.iter().zip(rows) {
             let Some(row) = row else {
                 // What a walk by frame pointers finds beyond an address that is no code is no
@@ -152,7 +159,11 @@ impl Placer {
             };
             let file =
                 files.entry((row.device, row.inode)).or_insert_with(|| self.file(tgid, &row));
-            places.push(place(file, &row, *address));
+            let mut place = place(file, &row, *address);
+            if made_at_run_time(file, &row) {
+                self.jit(tgid, space, *address, &mut jit, &mut place);
+            }
+            places.push(place);
         }
         PlacedStack { key: stack.key, places: places.into() }
     }
@@ -162,6 +173,53 @@ impl Placer {
         // The call is before the return address, and may be the last of its mapping.
         let find = |address: &u64| spaces.find(tgid, space, address.saturating_sub(1));
         stack.addresses.iter().map(find).collect()
+    }
+
+    /// Names an address in code made at run time, or says why its perf map does not.
+    fn jit(
+        &mut self,
+        tgid: u32,
+        space: u32,
+        address: u64,
+        search: &mut JitSearch,
+        place: &mut Place,
+    ) {
+        let inside = address.saturating_sub(1);
+        let mut found = self.perf_maps.find(space, inside);
+        if found.is_none() && !search.read {
+            // Once a stack: what its process has compiled by now was written before.
+            search.read = true;
+            search.parent = lock(&self.spaces).parent(tgid, space);
+            search.refused = self.read_perf_map(tgid, space).err().flatten();
+            if let Some((tgid, space)) = search.parent {
+                // What was compiled before the fork is named in the parent's file.
+                let _ = self.read_perf_map(tgid, space);
+            }
+            found = self.perf_maps.find(space, inside);
+        }
+        if found.is_none() && search.parent.is_none() {
+            search.parent = lock(&self.spaces).parent(tgid, space);
+        }
+        let inherited = |maps: &mut PerfMaps| maps.find(search.parent?.1, inside);
+        match (found.or_else(|| inherited(&mut self.perf_maps)), place) {
+            (Some(name), place) => *place = Place::Jit(Arc::new(name)),
+            (None, Place::Unnamed { reason, .. }) => {
+                if let Some(why) = &search.refused {
+                    *reason = format!("{reason}; {why}").into();
+                }
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Reads the perf map of a process that is still there.
+    fn read_perf_map(&mut self, tgid: u32, space: u32) -> Result<(), Option<String>> {
+        let (alive, start_ns) = lock(&self.spaces).alive(tgid, space);
+        if !alive || start_ns.is_some_and(|start_ns| !process::started_at(tgid, start_ns)) {
+            return Err(None);
+        }
+        let Self { at, perf_maps, .. } = self;
+        at.during(Thing::PerfMap(space), || perf_maps.read(tgid, space)).map_err(Some)?
     }
 
     /// Reads what is mapped now, unless /proc shows another process or program by now.
@@ -245,6 +303,23 @@ fn place(file: &Result<Arc<OpenFile>, String>, row: &Row, address: u64) -> Place
                 reason: reason.as_str().into(),
             }
         }
+    }
+}
+
+/// What is found out about the perf map once a stack.
+#[derive(Debug, Default)]
+struct JitSearch {
+    read: bool,
+    refused: Option<String>,
+    parent: Option<(u32, u32)>,
+}
+
+/// Whether a perf map may name what is in a mapping: memory that is no file, or a file that is
+/// no program (compilers map their code twice, by a file without a name).
+fn made_at_run_time(file: &Result<Arc<OpenFile>, String>, row: &Row) -> bool {
+    match &*row.path {
+        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => false,
+        _ => file.is_err(),
     }
 }
 

@@ -291,6 +291,22 @@ impl Spaces {
             .cloned()
     }
 
+    /// The process, and its space, that this one is a copy of.
+    #[must_use]
+    pub fn parent(&self, tgid: u32, space: u32) -> Option<(u32, u32)> {
+        let forked = self.processes.get(&tgid).and_then(|known| known.forked)?;
+        (forked.space == space).then_some((forked.parent_tgid, forked.parent_space))
+    }
+
+    /// Whether /proc of this id is, as far as is known, the process that has this space now,
+    /// and when that must have started, ns since boot.
+    #[must_use]
+    pub fn alive(&self, tgid: u32, space: u32) -> (bool, Option<u64>) {
+        let known = self.processes.get(&tgid);
+        let alive = known.is_none_or(|known| !known.ended && known.space == space);
+        (alive, known.map(|known| known.start_ns))
+    }
+
     /// Tables kept: spaces, event tables, processes.
     #[must_use]
     pub fn sizes(&self) -> (usize, usize, usize) {
