@@ -6,6 +6,7 @@
 //! once, because the process may be gone soon; the second names places, which can take long.
 
 mod allocator;
+mod demangle;
 mod doing;
 mod elf;
 mod files;
@@ -16,8 +17,11 @@ mod names;
 mod native;
 mod perfmap;
 mod place;
+mod scan;
+mod separate;
 mod sigbus;
 mod spaces;
+mod symbols;
 #[cfg(test)]
 mod tests;
 mod told;

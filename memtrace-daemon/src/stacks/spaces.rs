@@ -215,6 +215,7 @@ impl Spaces {
     /// A number that is another one whenever an event has replaced what was known of a process:
     /// what was learned of its code does not hold any more. Only equality means anything.
     #[must_use]
+    #[cfg_attr(not(test), expect(dead_code, reason = "asked by what learns unwinding steps"))]
     pub fn changes(&self, tgid: u32, space: u32) -> u64 {
         let of = |table: Option<&Table>| table.map_or(0, |table| table.changed);
         of(self.told.get(&tgid)).max(of(self.spaces.get(&space)))
