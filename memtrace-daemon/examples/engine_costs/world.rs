@@ -1,6 +1,8 @@
 //! A host that is not there: 1,000 processes of 50 programs, each with 10 sites, half of them
 //! kernel accounts and half calls, all named.
 
+use std::sync::Arc;
+
 use memtrace_common::bytemuck::{Zeroable, bytes_of, cast_slice};
 use memtrace_common::{
     Account, AccountKey, AccountRecord, AllocationRecord, Amount, Context, Domain, FreeReason,
@@ -285,14 +287,16 @@ fn fill<'a>(frames: impl Iterator<Item = &'a mut u64>, base: u64, program: u32, 
 fn label(stack: &RawStack) -> StackLabel {
     let kernel = stack.origin == StackOrigin::Kernel;
     let build_id = format!("{:040x}", 0x0123_4567_89ab_cdef_u64);
-    let module = (!kernel).then(|| "/usr/lib/x86_64-linux-gnu/libprogram.so.1".to_owned());
+    let module: Option<Arc<str>> =
+        (!kernel).then(|| "/usr/lib/x86_64-linux-gnu/libprogram.so.1".into());
     let frame = |address: &u64| Frame {
         kind: if kernel { FrameKind::Kernel } else { FrameKind::Native },
-        symbol: Some(format!("program::module::function_of_some_length_{address:x}")),
+        symbol: Some(format!("program::module::function_of_some_length_{address:x}").into()),
         module: module.clone(),
-        build_id: module.is_some().then(|| build_id.clone()),
+        build_id: module.is_some().then(|| build_id.as_str().into()),
         offset: Some(address & 0xff_ffff),
-        file: (!kernel).then(|| format!("/usr/src/program/module/file_{}.rs", address >> 16)),
+        file: (!kernel)
+            .then(|| format!("/usr/src/program/module/file_{}.rs", address >> 16).into()),
         line: Some((address & 0xfff) as u32),
         ..Frame::default()
     };

@@ -66,6 +66,10 @@ pub struct TraceArgs {
     /// Probe this library file although nothing maps it yet; can be repeated.
     #[arg(long = "library", value_name = "PATH")]
     pub libraries: Vec<PathBuf>,
+    /// A function of your own that hands memory on, such as 'our::pool::*': the headline of a
+    /// finding is the frame that called it; can be repeated.
+    #[arg(long = "allocator", value_name = "PATTERN")]
+    pub allocators: Vec<String>,
 }
 
 /// How long to trace, what to report, and what makes the exit status 3.

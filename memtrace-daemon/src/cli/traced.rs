@@ -26,12 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// If a switch for tests makes no sense.
 pub fn plan(trace: &TraceArgs) -> anyhow::Result<Plan> {
-    let TraceArgs { domains, exact, kmem_cache, libraries } = trace;
+    let TraceArgs { domains, exact, kmem_cache, libraries, allocators } = trace;
     let mut plan = Plan::new(domains.iter().collect())?;
     plan.options.exact = *exact;
     plan.options.kmem_cache = *kmem_cache;
     plan.options.only_traced = true;
     plan.named.clone_from(libraries);
+    plan.allocators.clone_from(allocators);
     // Whoever has ended stays until the report.
     plan.ledger.linger_ns = None;
     plan.ledger.max_ended = usize::MAX;

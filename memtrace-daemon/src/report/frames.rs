@@ -66,9 +66,7 @@ pub fn place(frame: &Frame) -> String {
 /// The last part of the module's path.
 pub(super) fn module(frame: &Frame) -> String {
     match (&frame.module, frame.kind) {
-        (Some(module), _) => {
-            escape(module.rsplit('/').next().unwrap_or(module.as_str())).into_owned()
-        }
+        (Some(module), _) => escape(module.rsplit('/').next().unwrap_or(module)).into_owned(),
         (None, FrameKind::Kernel) => "kernel".into(),
         (None, _) => "unknown".into(),
     }

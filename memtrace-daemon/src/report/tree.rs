@@ -260,7 +260,7 @@ fn next(length: usize) -> u32 {
 /// A frame's function, with the marks that flame graph tools know: `_[k]` kernel, `_[i]` inlined.
 fn folded_name(frame: &Frame) -> String {
     let mut name = match (&frame.symbol, &frame.module, frame.offset) {
-        (Some(symbol), _, _) => symbol.clone(),
+        (Some(symbol), _, _) => symbol.to_string(),
         (None, Some(_), Some(offset)) => format!("{}+{offset:#x}", module(frame)),
         (None, Some(_), None) => module(frame),
         (None, None, _) => UNKNOWN.into(),

@@ -103,21 +103,22 @@ impl Serialize for Frames {
     }
 }
 
-/// One frame of a stack.
+/// One frame of a stack. Its texts are shared: a program's frames have few files, modules and
+/// functions among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Frame {
     /// `kernel`, `native` or `python`.
     pub kind: FrameKind,
     /// Function name, demangled.
-    pub symbol: Option<String>,
+    pub symbol: Option<Arc<str>>,
     /// File that holds the code, or the kernel module.
-    pub module: Option<String>,
+    pub module: Option<Arc<str>>,
     /// Build id of the module, hex.
-    pub build_id: Option<String>,
+    pub build_id: Option<Arc<str>>,
     /// Native: offset in the file; kernel: offset in the symbol. Bytes.
     pub offset: Option<u64>,
     /// Source file.
-    pub file: Option<String>,
+    pub file: Option<Arc<str>>,
     /// Source line.
     pub line: Option<u32>,
     /// Whether the function is inlined into the next frame.
@@ -125,7 +126,7 @@ pub struct Frame {
     /// Whether the frame belongs to an allocator rather than to its user.
     pub allocator: bool,
     /// Why the frame has no name.
-    pub reason: Option<String>,
+    pub reason: Option<Arc<str>>,
 }
 
 impl Frame {
@@ -138,7 +139,7 @@ impl Frame {
             let file = module.rsplit('/').next().unwrap_or(module);
             Some(self.offset.map_or_else(|| file.into(), |offset| format!("{file}+{offset:#x}")))
         };
-        self.symbol.clone().or_else(in_module)
+        self.symbol.as_deref().map(str::to_owned).or_else(in_module)
     }
 }
 

@@ -26,7 +26,7 @@ const fn package(
     Package { name, program, purpose, why }
 }
 
-const PACKAGES: [Package; 13] = [
+const PACKAGES: [Package; 17] = [
     package(Purpose::Build, "gcc", Some("gcc"), "linking, and the programs that tests trace"),
     package(Purpose::Build, "libc6-dev", None, "the same"),
     package(Purpose::Test, "prometheus", Some("promtool"), "checking and scraping /metrics"),
