@@ -16,6 +16,8 @@ use super::rule::Rule;
 const MAX_ENTRY: usize = 64 << 10;
 /// Most descriptions of nothing that are passed over.
 const MAX_EMPTY: usize = 8;
+/// Longest entry of what descriptions have in common, bytes; those in use have 20 to 40.
+const MAX_COMMON: usize = 4 << 10;
 /// Most code bytes looked at from an address on.
 const MAX_CODE: usize = 48;
 /// How far behind its entry point a program's first function may call, bytes.
@@ -200,7 +202,7 @@ pub fn cie<'a, S: UnwindSection<Slice<'a>>>(
     let length = data.get(start..).and_then(|rest| rest.first_chunk::<4>());
     // The escape to 64-bit lengths is beyond the limit as well.
     let length = length.map_or(u32::MAX, |length| u32::from_le_bytes(*length));
-    if usize::try_from(length).is_ok_and(|length| length <= MAX_ENTRY) {
+    if usize::try_from(length).is_ok_and(|length| length <= MAX_COMMON) {
         section.cie_from_offset(bases, at)
     } else {
         Err(Error::UnsupportedOffset)
