@@ -27,9 +27,13 @@ impl Index {
         if data.len() > MAX_SECTION {
             return Self::default();
         }
-        let mut entries = section.entries(bases);
+        let (mut entries, mut seen) = (section.entries(bases), 0);
         while let Ok(Some(entry)) = entries.next() {
             let CieOrFde::Fde(partial) = entry else { continue };
+            seen += 1;
+            if seen > MAX_DESCRIPTIONS {
+                break;
+            }
             let Ok(description) = partial.parse(|section, bases, at| cie(section, data, bases, at))
             else {
                 continue;
@@ -40,9 +44,6 @@ impl Index {
                 && description.len() > 0
             {
                 starts.push((start, offset));
-            }
-            if starts.len() >= MAX_DESCRIPTIONS {
-                break;
             }
         }
         starts.sort_unstable();

@@ -14,6 +14,10 @@ use super::rule::Rule;
 
 /// Longest entry, bytes: each may hold as many instructions.
 const MAX_ENTRY: usize = 64 << 10;
+/// Most descriptions of nothing that are passed over.
+const MAX_EMPTY: usize = 8;
+/// Longest entry of what descriptions have in common, bytes; those in use have 20 to 40.
+const MAX_COMMON: usize = 4 << 10;
 /// Most code bytes looked at from an address on.
 const MAX_CODE: usize = 48;
 /// How far behind its entry point a program's first function may call, bytes.
@@ -148,15 +152,23 @@ fn compile<'a, S: UnwindSection<Slice<'a>>>(
     at: At,
 ) -> Option<Rule> {
     let damaged = Some(Rule::Damaged("has unwind information that cannot be read"));
-    let description = match section
-        .fde_from_offset(bases, offset, |s, bases, common| cie(s, data, bases, common))
-    {
-        Ok(description) => description,
-        Err(_) => return damaged,
+    let mut offset: usize = UnwindOffset::into(offset);
+    let mut empty = 0;
+    let description = loop {
+        let common = |s: &S, bases: &BaseAddresses, at| cie(s, data, bases, at);
+        match section.fde_from_offset(bases, offset.into(), common) {
+            Ok(description) if description.contains(at.address) => break description,
+            // Where code was folded away, lld's table leads to a description of nothing, and
+            // the function's own is behind it.
+            Ok(description) if description.len() == 0 && empty < MAX_EMPTY => {
+                empty += 1;
+                offset = offset.checked_add(description.entry_len())?.checked_add(4)?;
+            }
+            Ok(_) => return None,
+            Err(_) if empty > 0 => return None,
+            Err(_) => return damaged,
+        }
     };
-    if !description.contains(at.address) {
-        return None;
-    }
     // What returns to behind a function's end is the address of another one, which no call
     // has put there.
     if description.end_address() == at.address.wrapping_add(1)
@@ -190,7 +202,7 @@ pub fn cie<'a, S: UnwindSection<Slice<'a>>>(
     let length = data.get(start..).and_then(|rest| rest.first_chunk::<4>());
     // The escape to 64-bit lengths is beyond the limit as well.
     let length = length.map_or(u32::MAX, |length| u32::from_le_bytes(*length));
-    if usize::try_from(length).is_ok_and(|length| length <= MAX_ENTRY) {
+    if usize::try_from(length).is_ok_and(|length| length <= MAX_COMMON) {
         section.cie_from_offset(bases, at)
     } else {
         Err(Error::UnsupportedOffset)

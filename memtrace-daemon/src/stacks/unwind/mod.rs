@@ -28,6 +28,7 @@ use std::sync::Arc;
 use memtrace_common::Step;
 
 use super::files::OpenFile;
+use super::maps::Row;
 use crate::record::StackCopy;
 
 use files::Files;
@@ -66,6 +67,21 @@ pub enum Code {
         /// Why, as a sentence that names the file.
         why: String,
     },
+}
+
+impl Code {
+    /// Of an address in a mapping that no file is behind; `None` where one is.
+    pub(in crate::stacks) fn special(row: &Row, address: u64) -> Option<Self> {
+        let named = |name: &[u8]| row.path.starts_with(name);
+        match &*row.path {
+            _ if row.inode != 0 => None,
+            b"[vdso]" => Some(Self::Vdso { offset: address.wrapping_sub(row.start) }),
+            b"" | b"[heap]" => Some(Self::Anonymous),
+            _ if named(b"[anon") || named(b"[stack") => Some(Self::Anonymous),
+            // Return probes' trampolines, among others.
+            _ => Some(Self::Nowhere),
+        }
+    }
 }
 
 /// Where the code of a process is.

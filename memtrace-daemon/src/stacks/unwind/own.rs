@@ -36,14 +36,10 @@ impl OwnSpace {
 impl AddressSpace for OwnSpace {
     fn find(&mut self, address: u64) -> Code {
         let Some(row) = self.row(address) else { return Code::Nowhere };
-        let offset = row.file_offset(address);
-        match &*row.path {
-            b"[vdso]" => return Code::Vdso { offset: address - row.start },
-            b"" => return Code::Anonymous,
-            _ if row.inode == 0 => return Code::Nowhere,
-            _ => {}
+        if let Some(special) = Code::special(row, address) {
+            return special;
         }
-        let id = (row.device, row.inode);
+        let (id, offset) = ((row.device, row.inode), row.file_offset(address));
         let file = match self.open.get(&id) {
             Some(file) => file.clone(),
             None => {

@@ -115,6 +115,32 @@ std::arch::global_asm!(
     "ret",
     ".cfi_endproc",
     ".size memtrace_test_alloca, . - memtrace_test_alloca",
+    // A frame that is realigned, as gcc does it.
+    ".local memtrace_test_realigned",
+    ".type memtrace_test_realigned,@function",
+    "memtrace_test_realigned:",
+    ".cfi_startproc",
+    "lea 8(%rsp), %r10",
+    ".cfi_def_cfa %r10, 0",
+    "and $-64, %rsp",
+    "push -8(%r10)",
+    "push %rbp",
+    "mov %rsp, %rbp",
+    ".cfi_escape 0x10, 6, 2, 0x76, 0",
+    "push %r10",
+    // The CFA was put on the stack, 8 bytes below the frame pointer.
+    ".cfi_escape 0x0f, 3, 0x76, 0x78, 0x06",
+    "sub $104, %rsp",
+    "call *%rdi",
+    "add $104, %rsp",
+    "pop %r10",
+    ".cfi_def_cfa %r10, 0",
+    "pop %rbp",
+    "lea -8(%r10), %rsp",
+    ".cfi_def_cfa %rsp, 8",
+    "ret",
+    ".cfi_endproc",
+    ".size memtrace_test_realigned, . - memtrace_test_realigned",
     // The end of a signal, told by unwind information only: the bytes are not the usual.
     ".local memtrace_test_restorer",
     ".type memtrace_test_restorer,@function",
@@ -140,6 +166,7 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     fn memtrace_test_alloca(bytes: usize, function: extern "C" fn());
+    fn memtrace_test_realigned(function: extern "C" fn());
     fn memtrace_test_restorer();
 }
 
@@ -150,6 +177,17 @@ fn a_frame_of_variable_size_is_followed() {
         unsafe { memtrace_test_alloca(bytes, capture) };
         CAPTURED.take().unwrap().check();
     }
+}
+
+#[test]
+fn a_frame_realigned_as_gcc_does_it_is_followed_and_not_left_to_the_kernel() {
+    // SAFETY: a function that takes a function.
+    unsafe { memtrace_test_realigned(capture) };
+    let unwound = CAPTURED.take().unwrap().check();
+    let realigned = unwound.addresses[3];
+    let start = memtrace_test_realigned as *const () as u64;
+    assert!((start..start + 64).contains(&realigned), "{unwound:x?}");
+    assert!(!unwound.steps.iter().any(|(address, _)| *address == realigned));
 }
 
 extern "C" fn on_signal(_: c_int) {

@@ -39,6 +39,14 @@ fn without_a_search_table() {
 }
 
 #[test]
+fn where_the_table_leads_to_descriptions_of_nothing() {
+    let functions = [(0x100, 0, &[][..]), (0x100, 0, &[]), TWO[0], TWO[1]];
+    let (eh_frame, mut table) = frames(false, "zR", &functions);
+    table.drain(1..3);
+    two(&Elf { eh_frame, table, ..Elf::default() });
+}
+
+#[test]
 fn in_debug_frame_plain_or_compressed() {
     let (debug_frame, _) = frames(true, "", &TWO);
     let elf = Elf { debug_frame, ..Elf::default() };
