@@ -7,6 +7,8 @@ use crate::record::StackCopy;
 pub enum Outside {
     /// It lies beyond the end of the copy.
     Beyond,
+    /// It lies in a page that could not be copied.
+    Missing,
     /// It lies elsewhere.
     Elsewhere,
 }
@@ -47,6 +49,10 @@ impl<'a> Memory<'a> {
         let offset = usize::try_from(address - self.start()).map_err(|_| Outside::Elsewhere)?;
         let bytes =
             self.copy.bytes.get(offset..).and_then(|rest| rest.get(..size)).ok_or(beyond)?;
+        let last = address.saturating_add(size.saturating_sub(1) as u64);
+        if self.copy.is_missing(address) || self.copy.is_missing(last) {
+            return Err(Outside::Missing);
+        }
         let mut word = [0; 8];
         word.get_mut(..size).ok_or(Outside::Elsewhere)?.copy_from_slice(bytes);
         Ok(u64::from_le_bytes(word))
@@ -60,8 +66,8 @@ impl<'a> Memory<'a> {
             .ok()
             .and_then(|offset| self.copy.bytes.get(offset..)?.first_chunk::<8>());
         match word {
-            Some(word) => Ok(u64::from_le_bytes(*word)),
-            None => self.read(address, 8),
+            Some(word) if self.copy.missing == 0 => Ok(u64::from_le_bytes(*word)),
+            _ => self.read(address, 8),
         }
     }
 

@@ -74,7 +74,7 @@ impl Capture {
         truth.truncate(usize::try_from(count).unwrap());
         let truth = truth.into_iter().map(|address| address as u64).collect();
         let slots = [(0, 0); MAX_SLOTS];
-        Self { copy: StackCopy { registers, slots, exec_pages: 0, whole: true, bytes }, truth }
+        Self { copy: StackCopy { registers, slots, exec_pages: 0, missing: 0, whole: true, bytes }, truth }
     }
 
     fn unwound(&self) -> Unwound {
