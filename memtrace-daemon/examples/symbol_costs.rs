@@ -56,7 +56,9 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         .collect::<anyhow::Result<_>>()?;
     drop(tables);
     let (send, labels) = channel();
-    let stacks = Stacks::start(StacksOptions::default(), move |label| send.send(label).is_ok())?;
+    // An unoptimised build takes its time; what it takes of memory is the same.
+    let options = StacksOptions { deadline: Duration::from_secs(120), ..StacksOptions::default() };
+    let stacks = Stacks::start(options, move |label| send.send(label).is_ok())?;
     let watch = Watch::start()?;
     for process in 0..PROCESSES {
         let files = [&huge, &debug, &own[(process % OWN) as usize]];
@@ -79,7 +81,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         let origin = StackOrigin::User { tgid, serial: space, space };
         let stack = RawStack { key: StackKey(key), origin, addresses: addresses.into() };
         stacks.request(stack).ok().context("the queue is full")?;
-        let label = labels.recv_timeout(Duration::from_secs(60))?;
+        let label = labels.recv_timeout(Duration::from_secs(240))?;
         let nameless = label.frames.iter().find(|frame| frame.symbol.is_none());
         ensure!(nameless.is_none(), "{nameless:?}");
         frames += label.frames.len();

@@ -6,6 +6,7 @@
 //! once, because the process may be gone soon; the second names places, which can take long.
 
 mod allocator;
+mod audit;
 mod demangle;
 mod doing;
 mod elf;
