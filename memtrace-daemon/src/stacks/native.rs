@@ -103,7 +103,12 @@ impl Namer {
     ) -> Result<Vec<Function>, String> {
         let before = sigbus::replaced();
         let Self { symbols, at, .. } = self;
-        let result = at.during(Thing::Symbols(file.key), || symbols.name(file, offset, also))?;
+        let result = at
+            .during(Thing::Lines(file.key), || symbols.name(file, offset, also, true))
+            // What blocks or takes for ever may be the debug information.
+            .or_else(|_| {
+                at.during(Thing::Symbols(file.key), || symbols.name(file, offset, also, false))
+            })?;
         if sigbus::replaced() != before {
             symbols.forget(file.key);
             return Err(format!("{} was cut short while it was read", file.module));
