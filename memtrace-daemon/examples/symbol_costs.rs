@@ -17,8 +17,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use memtrace_common::{Step, StepKey};
 use memtrace_daemon::record::{RawStack, StackKey, StackOrigin};
-use memtrace_daemon::stacks::{Mapping, Stacks, StacksOptions};
+use memtrace_daemon::snapshot::Taken;
+use memtrace_daemon::stacks::{Mapping, Stacks, StacksOptions, StepSink};
 use serde_json::json;
 
 const PROCESSES: u32 = 200;
@@ -35,6 +37,17 @@ const OWN: u32 = 25;
 /// Ids that no process has.
 const FIRST_ID: u32 = 0x4000_0000;
 const BASE: u64 = 0x7f00_0000_0000;
+
+/// Nothing is unwound here.
+struct NoSteps;
+
+impl StepSink for NoSteps {
+    fn put(&mut self, _: StepKey, _: Step) -> bool {
+        true
+    }
+
+    fn remove(&mut self, _: StepKey) {}
+}
 
 fn main() -> anyhow::Result<()> {
     let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "/tmp".into()))
@@ -58,7 +71,8 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let (send, labels) = channel();
     // An unoptimised build takes its time; what it takes of memory is the same.
     let options = StacksOptions { deadline: Duration::from_secs(120), ..StacksOptions::default() };
-    let stacks = Stacks::start(options, move |label| send.send(label).is_ok())?;
+    let deliver = move |label| send.send(label).is_ok();
+    let stacks = Stacks::start(options, deliver, drop, Box::new(NoSteps))?;
     let watch = Watch::start()?;
     for process in 0..PROCESSES {
         let files = [&huge, &debug, &own[(process % OWN) as usize]];
@@ -79,7 +93,8 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let mut name = |process: u32, key: u64, addresses: Vec<u64>| -> anyhow::Result<()> {
         let (tgid, space) = (FIRST_ID + process, process + 1);
         let origin = StackOrigin::User { tgid, serial: space, space };
-        let stack = RawStack { key: StackKey(key), origin, addresses: addresses.into() };
+        let taken = Taken::default();
+        let stack = RawStack { key: StackKey(key), origin, addresses: addresses.into(), taken };
         stacks.request(stack).ok().context("the queue is full")?;
         let label = labels.recv_timeout(Duration::from_secs(240))?;
         let nameless = label.frames.iter().find(|frame| frame.symbol.is_none());

@@ -14,6 +14,13 @@ use crate::snapshot::{Taken, TakenBy};
 /// addresses have less than 48 bits.
 pub const EXACT: u64 = 1 << 63;
 
+/// Where the code is that an address of a stack, or its offset in a file, stands for: the call is
+/// before the return address, and may be the last instruction of its function or its mapping.
+#[must_use]
+pub const fn code_at(address: u64) -> u64 {
+    if address & EXACT == 0 { address.saturating_sub(1) } else { address & !EXACT }
+}
+
 /// A call of a library function that gave memory, or failed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {

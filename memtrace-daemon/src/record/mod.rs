@@ -15,7 +15,7 @@ use memtrace_common::{
 };
 
 pub use anchor::Anchor;
-pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage};
+pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
 
 use crate::snapshot::{CoverageRow, Frame, Taken};
 

@@ -19,6 +19,7 @@ use super::demangle::demangled;
 use super::files::{FileKey, OpenFile};
 use super::scan;
 use crate::host::text::text;
+use crate::record::code_at;
 
 /// Files that are kept open for their symbols. Each takes two descriptors at most.
 const MAX_FILES: usize = 48;
@@ -103,7 +104,7 @@ impl Symbols {
             return Err(format!("{}: {why}", file.module));
         }
         // The call is before the return address: so is its line.
-        let address = |offset: u64| file.facts.address(offset.saturating_sub(1));
+        let address = |offset: u64| file.facts.address(code_at(offset));
         let Some(at) = address(offset) else {
             return Err(format!("{} loads nothing from there", file.module));
         };

@@ -144,12 +144,12 @@ fn a_restorer_without_unwind_information_is_known_by_its_code() {
         let restorer = mapped.code + at;
         let one = unwound(&copy(restorer, 0, &words));
         // The interrupted function had just begun: it is no return address.
-        assert_eq!((one.incomplete, one.addresses), (None, vec![restorer, outer]));
+        assert_eq!((one.incomplete, one.addresses), (None, vec![restorer | EXACT, outer | EXACT]));
         assert_eq!(one.steps, []);
         // The interrupted stack is another one.
         words[5 + 15] = STACK - 320;
         let other = unwound(&copy(restorer, 0, &words));
-        assert_eq!(other.addresses, [restorer, outer]);
+        assert_eq!(other.addresses, [restorer | EXACT, outer | EXACT]);
         let why = other.incomplete.unwrap();
         assert_eq!(why, "the interrupted stack is not in the copy");
     }
