@@ -2,6 +2,10 @@
 
 use crate::record::StackCopy;
 
+/// What lies so many bytes beyond a copy may be the same stack's; farther away nothing that is
+/// copied leads.
+const NEAR: u64 = 64 << 20;
+
 /// Why a word cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outside {
@@ -35,13 +39,17 @@ impl<'a> Memory<'a> {
         self.start().saturating_add(self.copy.bytes.len() as u64)
     }
 
+    /// Lowest address that is not on this stack, copied or not, as far as can be told.
+    pub const fn reach(&self) -> u64 {
+        if self.copy.whole { self.end() } else { self.end().saturating_add(NEAR) }
+    }
+
     /// `size` bytes, at most eight, as a number.
     pub fn read(&self, address: u64, size: usize) -> Result<u64, Outside> {
         if address < self.start() {
             return Err(Outside::Elsewhere);
         }
-        // Far away is not "cut": nothing of what is copied leads there.
-        let beyond = if address < self.end().saturating_add(1 << 26) {
+        let beyond = if address < self.end().saturating_add(NEAR) {
             Outside::Beyond
         } else {
             Outside::Elsewhere

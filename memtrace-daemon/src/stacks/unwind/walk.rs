@@ -331,7 +331,8 @@ impl<'a> Walk<'a> {
         let stack_pointer = interrupted.get(RSP).ok_or(Stop::UnknownRegister)?;
         self.cpu = interrupted;
         self.exact = true;
-        if stack_pointer > before && stack_pointer < self.memory.end() {
+        // Beyond the end of a copy that is cut, the next frame says so.
+        if stack_pointer > before && stack_pointer < self.memory.reach() {
             return Ok(Next::Frame);
         }
         // Where it was interrupted is known nevertheless.
