@@ -255,9 +255,9 @@ impl Engine {
                 Item::Record(record) => record,
                 Item::Copied(copied) => {
                     todo.apply(core, &copied.pending());
-                    match todo.stacks.unwind(*copied) {
-                        Ok(()) => return,
-                        Err(record) => record,
+                    match todo.stacks.unwind(copied) {
+                        None => return,
+                        Some(record) => record,
                     }
                 }
             };

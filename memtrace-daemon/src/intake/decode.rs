@@ -13,6 +13,7 @@ use crate::record::{CopiedCall, Record};
 
 /// What came out of the ring buffer.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would cost every record an allocation")]
 pub enum Item {
     /// A record as the engine takes it.
     Record(Record),

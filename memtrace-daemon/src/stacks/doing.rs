@@ -35,6 +35,10 @@ pub enum Thing {
     Lines(FileKey),
     /// Reading only the symbols of this file.
     Symbols(FileKey),
+    /// Reading unwind information of this file.
+    Unwind(FileKey),
+    /// Reading code that is in no file, of the process with this address space.
+    Memory(u32),
 }
 
 /// One thread's say in a [`Doing`].
@@ -72,13 +76,27 @@ impl At {
     /// # Errors
     /// A sentence, where it is not tried again.
     pub fn during<T>(&self, thing: Thing, act: impl FnOnce() -> T) -> Result<T, String> {
+        self.begin(thing)?;
+        let result = act();
+        self.end();
+        Ok(result)
+    }
+
+    /// Begins something, unless a thread got stuck in it before.
+    ///
+    /// # Errors
+    /// A sentence, where it is not tried again.
+    pub fn begin(&self, thing: Thing) -> Result<(), String> {
         if lock(&self.doing.shunned).contains(&thing) {
             return Err("not tried again: it blocked for seconds before".into());
         }
         self.set(Some(thing));
-        let result = act();
+        Ok(())
+    }
+
+    /// What was begun is done.
+    pub fn end(&self) {
         self.set(None);
-        Ok(result)
     }
 
     fn set(&self, thing: Option<Thing>) {

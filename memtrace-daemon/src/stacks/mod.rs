@@ -268,14 +268,12 @@ impl Stacks {
     }
 
     /// Asks for a call's stack to be unwound; never blocks. Every call that is taken is
-    /// delivered.
-    ///
-    /// # Errors
-    /// The call with what is known without its copy, where too many are under way.
-    pub fn unwind(&self, copied: CopiedCall) -> Result<(), Record> {
+    /// delivered. Where too many are under way, gives it back with what its frame pointers say.
+    #[must_use]
+    pub fn unwind(&self, copied: Box<CopiedCall>) -> Option<Record> {
         let refuse = |copied: &CopiedCall| {
             self.inner.counts.not_unwound.fetch_add(1, Relaxed);
-            Err(copied.by_frame_pointers(TOO_MANY))
+            Some(copied.by_frame_pointers(TOO_MANY))
         };
         let under_way = match UnderWay::within(MAX_COPIED, copied, &self.inner.copied_bytes) {
             Ok(under_way) => Arc::new(under_way),
@@ -286,7 +284,7 @@ impl Stacks {
             .unwinding
             .push(Job { under_way: Arc::clone(&under_way), at: Instant::now() })
         {
-            Ok(()) => Ok(()),
+            Ok(()) => None,
             Err(_) => refuse(&under_way.copied),
         }
     }

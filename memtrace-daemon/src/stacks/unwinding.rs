@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
+use super::doing::Thing;
 use super::files::OpenFile;
 use super::learned::Learned;
 use super::mapped::Mapped;
@@ -22,7 +23,7 @@ use crate::snapshot::{Taken, TakenBy};
 #[derive(Debug)]
 pub struct UnderWay {
     /// The call.
-    pub copied: CopiedCall,
+    pub copied: Box<CopiedCall>,
     bytes: Arc<AtomicUsize>,
 }
 
@@ -33,9 +34,9 @@ impl UnderWay {
     /// The call.
     pub fn within(
         limit: usize,
-        copied: CopiedCall,
+        copied: Box<CopiedCall>,
         bytes: &Arc<AtomicUsize>,
-    ) -> Result<Self, CopiedCall> {
+    ) -> Result<Self, Box<CopiedCall>> {
         let own = copied.copy.bytes.len();
         if bytes.fetch_add(own, Relaxed) + own <= limit {
             return Ok(Self { copied, bytes: Arc::clone(bytes) });
@@ -80,7 +81,7 @@ impl Worker for Unwinding {
     type Out = Record;
 
     fn work(&mut self, job: &Job) -> Record {
-        let copied = &job.under_way.copied;
+        let copied = &*job.under_way.copied;
         let CopiedCall { call, inner, copy, .. } = copied;
         let mut code = Process {
             mapped: &mut self.mapped,
@@ -141,18 +142,16 @@ impl AddressSpace for Process<'_> {
         }
         let Some(row) = found else { return Code::Nowhere };
         let offset = row.file_offset(address);
-        if row.inode == 0 {
-            return match &*row.path {
-                b"[vdso]" => Code::Vdso { offset: address - row.start },
-                b"[uprobes]" => Code::Nowhere,
-                _ => Code::Anonymous,
-            };
+        if let Some(code) = Code::special(&row, address) {
+            return code;
         }
         let mapped = &mut *self.mapped;
         let file =
             self.files.entry((row.device, row.inode)).or_insert_with(|| mapped.file(tgid, &row));
         match file {
             Ok(file) => Code::File { file: Arc::clone(file), offset },
+            // Compilers at run time keep code in files that are no programs.
+            Err(_) if row.path.starts_with(b"/memfd:") => Code::Anonymous,
             Err(why) => Code::Unreadable { module: super::files::shown(&row), why: why.clone() },
         }
     }
@@ -160,8 +159,22 @@ impl AddressSpace for Process<'_> {
     fn bytes(&mut self, address: u64, into: &mut [u8]) -> usize {
         // Code that is made at run time is nowhere else. The process may be gone, or its id
         // another's by now: what is read is code to be recognised, and is checked as such.
-        File::open(format!("/proc/{}/mem", self.tgid))
-            .and_then(|memory| memory.read_at(into, address))
-            .unwrap_or(0)
+        let read = || {
+            File::open(format!("/proc/{}/mem", self.tgid))
+                .and_then(|memory| memory.read_at(into, address))
+                .unwrap_or(0)
+        };
+        self.mapped.at.during(Thing::Memory(self.space), read).unwrap_or(0)
+    }
+
+    fn begin_reading(&mut self, file: Option<&OpenFile>) -> Result<(), String> {
+        match file {
+            Some(file) => self.mapped.at.begin(Thing::Unwind(file.key)),
+            None => Ok(()),
+        }
+    }
+
+    fn end_reading(&mut self) {
+        self.mapped.at.end();
     }
 }

@@ -198,7 +198,8 @@ impl<'a> Walk<'a> {
             )
     }
 
-    /// The last address is where it says, not behind a call.
+    /// The last address is where it says, not behind a call: a signal's handler returns to the
+    /// first instruction of its restorer.
     fn mark_exact(&mut self) {
         if let Some(last) = self.addresses.last_mut() {
             *last |= EXACT;
@@ -254,6 +255,9 @@ impl<'a> Walk<'a> {
     }
 
     fn full(&mut self, full: &Full) -> Result<Next, Stop> {
+        if full.signal {
+            self.mark_exact();
+        }
         let cfa = match &full.cfa {
             Cfa::Register(register, offset) => {
                 let base = self.cpu.get(*register).ok_or(Stop::UnknownRegister)?;
@@ -314,6 +318,7 @@ impl<'a> Walk<'a> {
 
     /// A signal's frame: all registers as they were when it came.
     fn signal(&mut self) -> Result<Next, Stop> {
+        self.mark_exact();
         let start = self.cpu.get(RSP).ok_or(Stop::UnknownRegister)?;
         let mut interrupted = Cpu::unknown();
         let offsets = (UCONTEXT_REGISTERS..).step_by(8);
@@ -325,8 +330,6 @@ impl<'a> Walk<'a> {
     }
 
     fn interrupted(&mut self, interrupted: Cpu) -> Result<Next, Stop> {
-        // The handler returns to the first instruction of its restorer.
-        self.mark_exact();
         let before = self.cpu.get(RSP).ok_or(Stop::UnknownRegister)?;
         let stack_pointer = interrupted.get(RSP).ok_or(Stop::UnknownRegister)?;
         self.cpu = interrupted;
