@@ -61,7 +61,8 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let stacks = Stacks::start(options, move |label| send.send(label).is_ok())?;
     let watch = Watch::start()?;
     for process in 0..PROCESSES {
-        let files = [&huge, &debug, &own[(process % OWN) as usize]];
+        let own = own.iter().cycle().nth(process as usize).context("no files")?;
+        let files = [&huge, &debug, own];
         for (file, base) in files.into_iter().zip([BASE, BASE + SIZE, BASE + 2 * SIZE]) {
             stacks.mapping(&mapping(FIRST_ID + process, file, base)?);
         }
@@ -249,7 +250,7 @@ fn generate(path: &Path, tables: &Tables, units: u64) -> anyhow::Result<PathBuf>
 
 /// A unit of 100 functions, from this one on.
 fn debug_unit(first: u64) -> Vec<u8> {
-    let mut unit = vec![0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 8, 1];
+    let mut unit = vec![4, 0, 0, 0, 0, 0, 8, 1];
     unit.extend((first * FUNCTION).to_le_bytes());
     unit.extend((100 * FUNCTION).to_le_bytes());
     for number in first..first + 100 {
@@ -259,7 +260,6 @@ fn debug_unit(first: u64) -> Vec<u8> {
         unit.extend(FUNCTION.to_le_bytes());
     }
     unit.push(0);
-    let length = unit.len() as u32 - 4;
-    unit[..4].copy_from_slice(&length.to_le_bytes());
-    unit
+    let length = unit.len() as u32;
+    [&length.to_le_bytes()[..], &unit].concat()
 }

@@ -23,7 +23,7 @@ use crate::host::text::text;
 /// Files that are kept open for their symbols. Each takes two descriptors at most.
 const MAX_FILES: usize = 48;
 /// Anonymous memory that the symbols of all open files may take, bytes, as measured while they
-/// are read; the file used longest ago goes first. Half of what the daemon has for its caches.
+/// are read; the file asked for least goes first. Half of what the daemon has for its caches.
 const BUDGET: u64 = 24 << 20;
 /// Symbol tables up to this size, bytes, get an index, which takes a third of it; in larger
 /// ones symbols are searched for from one end to the other.
@@ -67,6 +67,9 @@ pub struct Symbols {
 struct Held {
     file: Arc<OpenFile>,
     used: Instant,
+    /// Names asked for, of late: each eviction halves it.
+    uses: u32,
+    /// What it has taken of memory, bytes.
     cost: u64,
 }
 
@@ -241,12 +244,13 @@ impl Symbols {
         let now = Instant::now();
         if let Some(held) = self.open.iter_mut().find(|held| held.file.key == file.key) {
             held.used = now;
+            held.uses = held.uses.saturating_add(1);
             return;
         }
         if self.open.len() >= MAX_FILES {
-            self.close_oldest();
+            self.evict(|_| true);
         }
-        self.open.push(Held { file: Arc::clone(file), used: now, cost: 0 });
+        self.open.push(Held { file: Arc::clone(file), used: now, uses: 1, cost: 0 });
     }
 
     /// Books what reading a file took, and makes room where it was too much.
@@ -266,7 +270,9 @@ impl Symbols {
             evicted = true;
         }
         while self.open.iter().map(|held| held.cost).sum::<u64>() > BUDGET {
-            self.close_oldest();
+            if !self.evict(|held| held.cost > 0 && held.file.key != file.key) {
+                break;
+            }
             evicted = true;
         }
         if evicted {
@@ -288,10 +294,16 @@ impl Symbols {
         self.close(|held| held.file.key == key);
     }
 
-    fn close_oldest(&mut self) {
-        if let Some(oldest) = self.open.iter().map(|held| held.used).min() {
-            self.close(|held| held.used == oldest);
-        }
+    /// Closes the file, of these, that is asked for least: not simply the oldest, because a
+    /// stack goes through many files, and the one that all stacks have is the dearest to read
+    /// again. False where there is none of these.
+    fn evict(&mut self, which: impl Fn(&Held) -> bool) -> bool {
+        let least = self.open.iter().filter(|held| which(held));
+        let least = least.min_by_key(|held| (held.uses, held.used)).map(|held| held.file.key);
+        let Some(least) = least else { return false };
+        self.close(|held| held.file.key == least);
+        self.open.iter_mut().for_each(|held| held.uses /= 2);
+        true
     }
 
     fn close(&mut self, which: impl Fn(&Held) -> bool) {
