@@ -14,6 +14,7 @@ mod files;
 mod jit;
 mod kernel;
 mod maps;
+mod meter;
 mod names;
 mod native;
 mod perfmap;

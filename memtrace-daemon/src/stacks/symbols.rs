@@ -2,9 +2,8 @@
 //! information; here are the limits around it, because files are hostile and large, and the
 //! daemon's memory is small.
 
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,12 +16,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::audit;
 use super::demangle::demangled;
 use super::files::{FileKey, OpenFile};
+use super::meter;
 use super::scan;
 use crate::host::text::text;
 
 /// Files that are kept open for their symbols. Each takes two descriptors at most.
 const MAX_FILES: usize = 48;
-/// Anonymous memory that the symbols of all open files may take, bytes, as measured while they
+/// Memory that the symbols of all open files may take, bytes, as measured while they
 /// are read; the file asked for least goes first. Half of what the daemon has for its caches.
 const BUDGET: u64 = 24 << 20;
 /// Symbol tables up to this size, bytes, get an index, which takes a third of it; in larger
@@ -59,8 +59,6 @@ pub struct Symbols {
     /// Files whose debug information was looked through, and whether it may be read.
     audited: FxHashMap<FileKey, bool>,
     searched: FxHashMap<(FileKey, u64), Option<String>>,
-    /// How much memory we have.
-    statm: Option<File>,
 }
 
 /// A file that the symbolizer has open. It must be evicted before the descriptor is closed.
@@ -86,8 +84,7 @@ impl Symbols {
             .set_debug_dirs(Some(std::iter::empty::<&Path>()))
             .build();
         let (open, heavy, audited, searched) = Default::default();
-        let statm = File::open("/proc/self/statm").ok();
-        Self { symbolizer, open, heavy, audited, searched, statm }
+        Self { symbolizer, open, heavy, audited, searched }
     }
 
     /// The functions at an offset in a file, innermost first: all but the last are inlined.
@@ -111,10 +108,10 @@ impl Symbols {
             return Err(format!("{} loads nothing from there", file.module));
         };
         self.hold(file);
-        let before = self.anonymous();
+        let before = meter::held();
         let also: Vec<u64> = also.iter().filter_map(|offset| address(*offset)).collect();
         let result = self.look_up(file, at, &also, lines);
-        let cost = self.anonymous().saturating_sub(before);
+        let cost = u64::try_from(meter::held().saturating_sub(before)).unwrap_or(0);
         self.account(file, cost);
         result
     }
@@ -314,18 +311,6 @@ impl Symbols {
                 let _ = self.symbolizer.evict(&evict);
             }
         }
-    }
-
-    /// Anonymous memory of the daemon, bytes; 0 where /proc does not say.
-    fn anonymous(&self) -> u64 {
-        let mut bytes = [0_u8; 128];
-        let Some(Ok(read)) = self.statm.as_ref().map(|file| file.read_at(&mut bytes, 0)) else {
-            return 0;
-        };
-        let words = std::str::from_utf8(bytes.get(..read).unwrap_or_default()).unwrap_or_default();
-        let mut pages = words.split(' ').skip(1).map(|word| word.parse().unwrap_or(0_u64));
-        let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
-        resident.saturating_sub(shared) * 4_096
     }
 }
 
