@@ -75,7 +75,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let stacks = Stacks::start(options, deliver, drop, Box::new(NoSteps))?;
     let watch = Watch::start()?;
     for process in 0..PROCESSES {
-        let own = own.get((process % OWN) as usize).context("no files")?;
+        let own = own.iter().cycle().nth(process as usize).context("no files")?;
         let files = [&huge, &debug, own];
         for (file, base) in files.into_iter().zip([BASE, BASE + SIZE, BASE + 2 * SIZE]) {
             stacks.mapping(&mapping(FIRST_ID + process, file, base)?);

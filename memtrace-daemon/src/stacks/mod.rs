@@ -17,6 +17,7 @@ mod kernel;
 mod learned;
 mod mapped;
 mod maps;
+mod meter;
 mod names;
 mod native;
 mod perfmap;

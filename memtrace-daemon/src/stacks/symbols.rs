@@ -2,9 +2,8 @@
 //! information; here are the limits around it, because files are hostile and large, and the
 //! daemon's memory is small.
 
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,14 +16,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::audit;
 use super::demangle::demangled;
 use super::files::{FileKey, OpenFile};
+use super::meter;
 use super::scan;
 use crate::host::text::text;
 use crate::record::code_at;
 
 /// Files that are kept open for their symbols. Each takes two descriptors at most.
 const MAX_FILES: usize = 48;
-/// Anonymous memory that the symbols of all open files may take, bytes, as measured while they
-/// are read; the file used longest ago goes first. Half of what the daemon has for its caches.
+/// Memory that the symbols of all open files may take, bytes, as measured while they
+/// are read; the file asked for least goes first. Half of what the daemon has for its caches.
 const BUDGET: u64 = 24 << 20;
 /// Symbol tables up to this size, bytes, get an index, which takes a third of it; in larger
 /// ones symbols are searched for from one end to the other.
@@ -60,14 +60,15 @@ pub struct Symbols {
     /// Files whose debug information was looked through, and whether it may be read.
     audited: FxHashMap<FileKey, bool>,
     searched: FxHashMap<(FileKey, u64), Option<String>>,
-    /// How much memory we have.
-    statm: Option<File>,
 }
 
 /// A file that the symbolizer has open. It must be evicted before the descriptor is closed.
 struct Held {
     file: Arc<OpenFile>,
     used: Instant,
+    /// Names asked for, of late: each eviction halves it.
+    uses: u32,
+    /// What it has taken of memory, bytes.
     cost: u64,
 }
 
@@ -84,8 +85,7 @@ impl Symbols {
             .set_debug_dirs(Some(std::iter::empty::<&Path>()))
             .build();
         let (open, heavy, audited, searched) = Default::default();
-        let statm = File::open("/proc/self/statm").ok();
-        Self { symbolizer, open, heavy, audited, searched, statm }
+        Self { symbolizer, open, heavy, audited, searched }
     }
 
     /// The functions at an offset in a file, innermost first: all but the last are inlined.
@@ -109,10 +109,10 @@ impl Symbols {
             return Err(format!("{} loads nothing from there", file.module));
         };
         self.hold(file);
-        let before = self.anonymous();
+        let before = meter::held();
         let also: Vec<u64> = also.iter().filter_map(|offset| address(*offset)).collect();
         let result = self.look_up(file, at, &also, lines);
-        let cost = self.anonymous().saturating_sub(before);
+        let cost = u64::try_from(meter::held().saturating_sub(before)).unwrap_or(0);
         self.account(file, cost);
         result
     }
@@ -242,12 +242,13 @@ impl Symbols {
         let now = Instant::now();
         if let Some(held) = self.open.iter_mut().find(|held| held.file.key == file.key) {
             held.used = now;
+            held.uses = held.uses.saturating_add(1);
             return;
         }
         if self.open.len() >= MAX_FILES {
-            self.close_oldest();
+            self.evict(|_| true);
         }
-        self.open.push(Held { file: Arc::clone(file), used: now, cost: 0 });
+        self.open.push(Held { file: Arc::clone(file), used: now, uses: 1, cost: 0 });
     }
 
     /// Books what reading a file took, and makes room where it was too much.
@@ -267,7 +268,9 @@ impl Symbols {
             evicted = true;
         }
         while self.open.iter().map(|held| held.cost).sum::<u64>() > BUDGET {
-            self.close_oldest();
+            if !self.evict(|held| held.cost > 0 && held.file.key != file.key) {
+                break;
+            }
             evicted = true;
         }
         if evicted {
@@ -289,10 +292,16 @@ impl Symbols {
         self.close(|held| held.file.key == key);
     }
 
-    fn close_oldest(&mut self) {
-        if let Some(oldest) = self.open.iter().map(|held| held.used).min() {
-            self.close(|held| held.used == oldest);
-        }
+    /// Closes the file, of these, that is asked for least: not simply the oldest, because a
+    /// stack goes through many files, and the one that all stacks have is the dearest to read
+    /// again. False where there is none of these.
+    fn evict(&mut self, which: impl Fn(&Held) -> bool) -> bool {
+        let least = self.open.iter().filter(|held| which(held));
+        let least = least.min_by_key(|held| (held.uses, held.used)).map(|held| held.file.key);
+        let Some(least) = least else { return false };
+        self.close(|held| held.file.key == least);
+        self.open.iter_mut().for_each(|held| held.uses /= 2);
+        true
     }
 
     fn close(&mut self, which: impl Fn(&Held) -> bool) {
@@ -303,18 +312,6 @@ impl Symbols {
                 let _ = self.symbolizer.evict(&evict);
             }
         }
-    }
-
-    /// Anonymous memory of the daemon, bytes; 0 where /proc does not say.
-    fn anonymous(&self) -> u64 {
-        let mut bytes = [0_u8; 128];
-        let Some(Ok(read)) = self.statm.as_ref().map(|file| file.read_at(&mut bytes, 0)) else {
-            return 0;
-        };
-        let words = std::str::from_utf8(bytes.get(..read).unwrap_or_default()).unwrap_or_default();
-        let mut pages = words.split(' ').skip(1).map(|word| word.parse().unwrap_or(0_u64));
-        let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
-        resident.saturating_sub(shared) * 4_096
     }
 }
 
