@@ -74,9 +74,12 @@ fn addr2line(file: &Path, addresses: BTreeSet<u64>) -> anyhow::Result<BTreeMap<u
             at = Some(u64::from_str_radix(digits, 16).context("an address of addr2line")?);
             continue;
         }
-        lines.next().context("a function without its place")?;
-        let of_address = found.entry(at.context("a function without an address")?).or_default();
-        of_address.push(line.to_owned());
+        let place = lines.next().context("a function without its place")?;
+        // Without debug information it is the nearest symbol, whatever that is.
+        if !place.starts_with("??") || line == "_start" {
+            let at = at.context("a function without an address")?;
+            found.entry(at).or_default().push(line.to_owned());
+        }
     }
     Ok(found)
 }
