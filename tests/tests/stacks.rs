@@ -191,11 +191,11 @@ fn debug_files_by_build_id_are_found_in_the_process_own_root() -> Result<()> {
     root.put(&shipped.debug_file(), Path::new(&debug_file))?;
     let library = libcudart_in(&root)?;
     let run = run().option("--library").option(&library);
-    let arguments = [root.path().as_os_str(), program.as_os_str()];
-    let traced = run.trace("/usr/sbin/chroot", arguments)?;
+    let container = root.container(&program);
+    let traced = run.trace(container.get_program(), container.get_args())?;
     all_there(&traced)?;
-    let process = traced.process()?;
-    let site = process.sites("cuda").find(|site| site.allocated_bytes == 1_003);
+    let mut sites = traced.dump.processes.iter().flat_map(|process| process.sites("cuda"));
+    let site = sites.find(|site| site.allocated_bytes == 1_003);
     let names: Vec<_> = site.context("no site")?.frames.iter().map(|f| &f.symbol).collect();
     let inlined = ["inlined_innermost", "inlined_middle", "inlined_outer", "inlining", "main"];
     let found = names.iter().zip(inlined).all(|(one, name)| one.as_deref() == Some(name));

@@ -75,8 +75,10 @@ fn addr2line(file: &Path, addresses: BTreeSet<u64>) -> anyhow::Result<BTreeMap<u
             continue;
         }
         let place = lines.next().context("a function without its place")?;
-        // Without debug information it is the nearest symbol, whatever that is.
-        if !place.starts_with("??") || line == "_start" {
+        // Without debug information, and so without a line, it is the nearest symbol, whatever
+        // that is.
+        let digit = place.rsplit(':').next().and_then(|line| line.chars().next());
+        if digit.is_some_and(|digit| ('1'..='9').contains(&digit)) || line == "_start" {
             let at = at.context("a function without an address")?;
             found.entry(at).or_default().push(line.to_owned());
         }
