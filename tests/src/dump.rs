@@ -75,10 +75,10 @@ pub struct Frame {
     pub reason: Option<String>,
 }
 
-/// How a stack was taken.
-#[derive(Clone, Debug, Deserialize)]
+/// How a stack was taken, and whether it is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "the names are contract's")]
-pub struct Stack {
+pub struct Taken {
     pub taken: String,
     pub complete: bool,
     pub reason: Option<String>,
@@ -102,7 +102,7 @@ pub struct Site {
     pub verdict: String,
     pub sampling: f64,
     pub frames_sampled: bool,
-    pub stack: Option<Stack>,
+    pub stack: Option<Taken>,
     pub frames: Vec<Frame>,
     pub note: Option<String>,
 }

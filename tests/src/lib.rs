@@ -5,6 +5,7 @@
 //! that brings it. Every process, queue and directory that it makes is removed by a guard.
 
 pub mod bpf;
+pub mod browser;
 pub mod cgroup;
 pub mod daemon;
 pub mod dump;
@@ -13,6 +14,7 @@ pub mod http;
 pub mod ipc;
 pub mod memtrace;
 pub mod paths;
+pub mod pprof;
 pub mod process;
 pub mod scratch;
 pub mod slab;

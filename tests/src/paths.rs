@@ -43,6 +43,19 @@ pub fn real_cudart(major: u32) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("no {name} under {}: run `cargo xtask setup`", venv.display()))
 }
 
+/// pprof, the reader of its own format.
+///
+/// # Errors
+///
+/// When set-up has not built it.
+pub fn pprof() -> anyhow::Result<PathBuf> {
+    let path = target().join("pprof/pprof");
+    if !path.exists() {
+        bail!("{} is not there: run `cargo xtask setup`", path.display());
+    }
+    Ok(path)
+}
+
 fn find(directory: &Path, name: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     for entry in entries.flatten() {

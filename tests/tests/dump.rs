@@ -44,7 +44,8 @@ fn every_key_of_the_dump_is_there_and_unknown_is_null() -> Result<()> {
     keys(site, &["id", "domain", "api", "context", "live_bytes", "live_count", "failures"])?;
     keys(site, &["allocated_bytes", "freed_bytes", "allocations", "frees", "verdict"])?;
     keys(site, &["growth_bytes_per_second", "oldest_age_seconds", "confidence", "evidence"])?;
-    keys(site, &["sampling", "frames_sampled", "frames", "samples"])?;
+    keys(site, &["sampling", "frames_sampled", "stack", "frames", "samples"])?;
+    keys(&site["stack"], &["taken", "complete", "reason"])?;
     let frame = &site["frames"][0];
     keys(frame, &["kind", "symbol", "module", "build_id", "offset", "file", "line"])?;
     keys(frame, &["inlined", "allocator", "reason"])

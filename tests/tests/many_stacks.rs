@@ -76,7 +76,7 @@ fn one_leak_among_50_000_stacks_is_found_exact_and_within_bounds() -> Result<()>
     })?;
     let process = dump.process(pid.parse()?)?;
     let by = |name: &str| {
-        let by = |stack: &memtrace_tests::dump::Stack| stack.taken == name;
+        let by = |stack: &memtrace_tests::dump::Taken| stack.taken == name;
         process.sites("cuda").filter(|site| site.stack.as_ref().is_some_and(by)).count()
     };
     // A path was taken once: what has more calls is several paths, told apart no longer. Only

@@ -19,7 +19,7 @@ use memtrace_daemon::report::{self, Filter, Format};
 
 use self::world::{Draft, PROCESSES, SITES, World, setting};
 
-const USAGE: &str = "usage: engine_costs engine     records a second, time of a snapshot
+const USAGE: &str = "usage: engine_costs engine     records a second, time of a snapshot and of a dump in each format
        engine_costs memory     of 10,000 sites in 1,000 processes, and of the kernel's maps";
 
 /// Records a second on one core.
@@ -32,6 +32,10 @@ const ANONYMOUS_BUDGET: u64 = 64 << 20;
 const MEASURE: Duration = Duration::from_secs(2);
 /// Pictures that are painted; the fastest counts.
 const PICTURES: u32 = 20;
+/// Dumps that are written in each format; the fastest counts.
+const DUMPS: u32 = 5;
+/// Frames of the sites that are dumped.
+const DEEP: usize = 30;
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -54,22 +58,30 @@ fn engine() -> anyhow::Result<()> {
         let ratio = rate / RATE_BUDGET;
         println!("  {name:32}{:8.2} million records/s   ×{ratio:.2} of 5", rate / 1e6);
     }
-    let paint = fastest(|| {
+    let paint = fastest(PICTURES, || {
         black_box(world.core.snapshot(world.now_ns, &setting()));
     });
     println!("  {:32}{:8.1} ms", "a snapshot", milliseconds(paint));
+    dumps(paint)
+}
+
+/// What a dump takes once everything has a name, in each format.
+fn dumps(paint: Duration) -> anyhow::Result<()> {
+    let world = World::with_frames(DEEP);
     let snapshot = world.core.snapshot(world.now_ns, &setting());
-    for format in [Format::Json, Format::Text] {
+    println!("a dump of {SITES} sites of {DEEP} frames, into memory");
+    for format in Format::ALL {
         let mut bytes = Vec::new();
-        let time = fastest(|| {
+        let mut result = Ok(());
+        let time = fastest(DUMPS, || {
             bytes.clear();
-            // A vector takes everything.
-            let _ = report::render(&snapshot, format, &Filter::default(), None, &mut bytes);
+            result = report::render(&snapshot, format, &Filter::default(), None, &mut bytes);
         });
+        result.with_context(|| format!("a dump as {format}"))?;
         let ratio = (paint + time).as_secs_f64() / DUMP_BUDGET.as_secs_f64();
         println!(
             "  {:32}{:8.1} ms, {:.1} MiB; with the snapshot ×{ratio:.2} of 1 s",
-            format!("… as {format}"),
+            format!("as {format}"),
             milliseconds(time),
             mebibytes(bytes.len() as u64),
         );
@@ -103,13 +115,13 @@ fn feed(core: &mut Core, mut bytes: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn fastest(mut what: impl FnMut()) -> Duration {
+fn fastest(times: u32, mut what: impl FnMut()) -> Duration {
     let once = |_| {
         let begin = Instant::now();
         what();
         begin.elapsed()
     };
-    (0..PICTURES).map(once).min().unwrap_or_default()
+    (0..times).map(once).min().unwrap_or_default()
 }
 
 fn memory() -> anyhow::Result<()> {

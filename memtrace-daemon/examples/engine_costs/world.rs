@@ -1,7 +1,9 @@
 //! A host that is not there: 1,000 processes of 50 programs, each with 10 sites, half of them
 //! kernel accounts and half calls, all named.
 
-use memtrace_common::bytemuck::{Pod, Zeroable, bytes_of};
+use std::sync::Arc;
+
+use memtrace_common::bytemuck::{Zeroable, bytes_of, cast_slice};
 use memtrace_common::{
     Account, AccountKey, AccountRecord, AllocationRecord, Amount, Context, Domain, FreeReason,
     FreeRecord, KMALLOC, KernelSampleRecord, ProcessEntry, ProcessKey, RecordHeader, RecordKind,
@@ -23,18 +25,24 @@ const ACCOUNTS: u32 = 5;
 const CALL_SITES: u32 = 5;
 /// Live allocations of each call site.
 const LIVE: u64 = 4;
-const FRAMES: u64 = 16;
+/// Frames of each site, where nothing else is asked for.
+const FRAMES: usize = 16;
 const SECOND: u64 = 1_000_000_000;
 /// Ticks after which every window of the verdicts' history is full.
 const OLD_SECONDS: u64 = 600;
 
-/// A call and its return addresses, as the ring buffer has them.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[bytemuck(crate = "memtrace_common::bytemuck")]
+/// A call and its return addresses.
 pub struct CallBytes {
     call: AllocationRecord,
-    stack: [u64; FRAMES as usize],
+    stack: Vec<u64>,
+}
+
+impl CallBytes {
+    /// As the ring buffer has them.
+    fn write(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(bytes_of(&self.call));
+        bytes.extend_from_slice(cast_slice(&self.stack));
+    }
 }
 
 /// What is sent again and again.
@@ -55,17 +63,24 @@ pub struct World {
     pub now_ns: u64,
     next_id: u64,
     function: u16,
+    frames: usize,
 }
 
 impl World {
     /// Books of all processes and sites.
     pub fn new() -> Self {
+        Self::with_frames(FRAMES)
+    }
+
+    /// The same with stacks of this many frames.
+    pub fn with_frames(frames: usize) -> Self {
         let domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
         let config = CoreConfig { domains, ..CoreConfig::default() };
         let functions = catalog::library_functions();
         let function = functions.iter().find(|function| function.symbol == "cudaMalloc");
         let function = function.map_or(0, |function| function.id);
-        let mut world = Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function };
+        let mut world =
+            Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function, frames };
         for serial in 1..=PROCESSES {
             world.begin(serial);
         }
@@ -95,9 +110,9 @@ impl World {
         for site in 0..CALL_SITES {
             for _ in 0..LIVE {
                 let call = self.call(serial, site);
-                let (_, Item::Record(record)) =
-                    decode(bytes_of(&call)).expect("a record of our own")
-                else {
+                let mut bytes = Vec::new();
+                call.write(&mut bytes);
+                let (_, Item::Record(record)) = decode(&bytes).expect("a record of our own") else {
                     unreachable!("a walk is no copy")
                 };
                 self.tell(&record);
@@ -183,7 +198,7 @@ impl World {
                     let (call, free) = both.as_mut();
                     self.next_id += 1;
                     (call.call.id, free.id) = (self.next_id, self.next_id);
-                    bytes.extend_from_slice(bytes_of(call));
+                    call.write(&mut bytes);
                     bytes.extend_from_slice(bytes_of(free));
                     records += 1;
                 }
@@ -204,7 +219,7 @@ impl World {
     fn call(&mut self, serial: u32, site: u32) -> CallBytes {
         self.next_id += 1;
         let mut header = header::<AllocationRecord>(RecordKind::Allocation, self.now_ns);
-        header.length = size_of::<CallBytes>() as u32;
+        header.length = (size_of::<AllocationRecord>() + self.frames * size_of::<u64>()) as u32;
         let call = AllocationRecord {
             header,
             id: self.next_id,
@@ -218,8 +233,8 @@ impl World {
             form: StackForm::Walk as u32,
             inner: 0,
         };
-        let mut stack = [0; FRAMES as usize];
-        fill(&mut stack, 0x7f00_0000_0000, serial % PROGRAMS, site);
+        let mut stack = vec![0; self.frames];
+        fill(stack.iter_mut(), 0x7f00_0000_0000, serial % PROGRAMS, site);
         CallBytes { call, stack }
     }
 
@@ -227,8 +242,8 @@ impl World {
         sample.header = header::<KernelSampleRecord>(RecordKind::KernelSample, self.now_ns);
         sample.account = account(serial, site, count);
         sample.tgid = 1_000 + serial;
-        sample.kernel_frames = FRAMES as u32;
-        fill(&mut sample.kernel, 0xffff_ffff_8100_0000, 0, site);
+        sample.kernel_frames = self.frames as u32;
+        fill(sample.kernel.iter_mut().take(self.frames), 0xffff_ffff_8100_0000, 0, site);
     }
 }
 
@@ -243,7 +258,7 @@ fn header<T>(kind: RecordKind, time_ns: u64) -> RecordHeader {
 
 fn account(serial: u32, site: u32, count: u64) -> Account {
     let mut frames = [0];
-    fill(&mut frames, 0xffff_ffff_8100_0000, 0, site);
+    fill(frames.iter_mut(), 0xffff_ffff_8100_0000, 0, site);
     let [call_site] = frames;
     let context_and_function = AccountKey::pack(Context::Process, KMALLOC);
     let key = AccountKey { call_site, detail: 0, serial, context_and_function };
@@ -260,9 +275,9 @@ fn grow(account: &mut Account, count: u64) {
 
 /// Return addresses that differ near the allocator and meet farther out, as those of one
 /// program do.
-fn fill(frames: &mut [u64], base: u64, program: u32, site: u32) {
+fn fill<'a>(frames: impl Iterator<Item = &'a mut u64>, base: u64, program: u32, site: u32) {
     let program = base + (u64::from(program) << 24);
-    for (depth, frame) in (0..FRAMES).zip(frames) {
+    for (depth, frame) in (0_u64..).zip(frames) {
         let branch = u64::from(site) >> depth.min(31);
         *frame = program + (depth << 12) + (branch << 6) + 1;
     }
@@ -272,14 +287,16 @@ fn fill(frames: &mut [u64], base: u64, program: u32, site: u32) {
 fn label(stack: &RawStack) -> StackLabel {
     let kernel = stack.origin == StackOrigin::Kernel;
     let build_id = format!("{:040x}", 0x0123_4567_89ab_cdef_u64);
-    let module = (!kernel).then(|| "/usr/lib/x86_64-linux-gnu/libprogram.so.1".to_owned());
+    let module: Option<Arc<str>> =
+        (!kernel).then(|| "/usr/lib/x86_64-linux-gnu/libprogram.so.1".into());
     let frame = |address: &u64| Frame {
         kind: if kernel { FrameKind::Kernel } else { FrameKind::Native },
-        symbol: Some(format!("program::module::function_of_some_length_{address:x}")),
+        symbol: Some(format!("program::module::function_of_some_length_{address:x}").into()),
         module: module.clone(),
-        build_id: module.is_some().then(|| build_id.clone()),
+        build_id: module.is_some().then(|| build_id.as_str().into()),
         offset: Some(address & 0xff_ffff),
-        file: (!kernel).then(|| format!("/usr/src/program/module/file_{}.rs", address >> 16)),
+        file: (!kernel)
+            .then(|| format!("/usr/src/program/module/file_{}.rs", address >> 16).into()),
         line: Some((address & 0xfff) as u32),
         ..Frame::default()
     };

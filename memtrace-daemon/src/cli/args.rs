@@ -66,6 +66,10 @@ pub struct TraceArgs {
     /// Probe this library file although nothing maps it yet; can be repeated.
     #[arg(long = "library", value_name = "PATH")]
     pub libraries: Vec<PathBuf>,
+    /// A function of your own that hands memory on, such as 'our::pool::*': the headline of a
+    /// finding is the frame that called it; can be repeated.
+    #[arg(long = "allocator", value_name = "PATTERN")]
+    pub allocators: Vec<String>,
 }
 
 /// How long to trace, what to report, and what makes the exit status 3.
@@ -92,10 +96,11 @@ pub struct ReportArgs {
 /// What a report is written as, and where.
 #[derive(Clone, Debug, Args)]
 pub struct OutputArgs {
-    /// text, json, folded, pprof or svg.
+    /// text, json (schema 1), folded (for flame graph tools), pprof (a gzipped profile) or svg (a
+    /// flame graph for a browser).
     #[arg(long, value_name = "F", default_value = "text")]
     pub format: Format,
-    /// Write to this file instead of standard output.
+    /// Write to this file instead of standard output; pprof and svg go to no terminal.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }

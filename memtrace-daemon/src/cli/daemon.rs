@@ -97,6 +97,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     plan.files.exclude_paths.clone_from(&exclude.library_path);
     plan.named.clone_from(&config.libraries);
     plan.exact_sites.clone_from(&config.exact_sites);
+    plan.allocators.clone_from(&config.stacks.allocators);
     // Exclusion comes last: of two rules on one name it is the one that stays.
     for (comms, uids, include) in
         [(&config.include.comm, &config.include.uid, true), (&exclude.comm, &exclude.uid, false)]

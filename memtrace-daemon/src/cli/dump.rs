@@ -11,9 +11,7 @@ use super::output::Output;
 /// One line: the daemon cannot be asked, or the file cannot be written.
 pub async fn dump(arguments: &DumpArgs) -> anyhow::Result<()> {
     let DumpArgs { socket, pid, comm, domain, site, output } = arguments;
-    // A format that nobody can write must not empty a file.
-    output.format.supported()?;
-    let mut out = Output::open(output.output.as_deref())?;
+    let mut out = Output::open(output.output.as_deref(), output.format)?;
     let target = client::query(
         "/api/v1/dump",
         &[

@@ -4,15 +4,23 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use crate::report::Format;
+
 /// Why a report cannot be written. One line.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {to}: {source}; name another file with -o")]
-pub struct OutputError {
-    /// Where to.
-    pub to: String,
-    /// What came back.
-    #[source]
-    pub source: io::Error,
+pub enum OutputError {
+    /// The file or standard output cannot be written.
+    #[error("cannot write {to}: {source}; name another file with -o")]
+    Write {
+        /// Where to.
+        to: String,
+        /// What came back.
+        #[source]
+        source: io::Error,
+    },
+    /// It would end on a terminal, which would show noise.
+    #[error("a terminal cannot show {0}; name a file with -o FILE, or pipe it to a program")]
+    Terminal(Format),
 }
 
 /// An open destination. Opened before anything is traced, so that a name that cannot be
@@ -25,16 +33,34 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens a file, or standard output.
+    /// Opens a file, or standard output, for a report of this format.
     ///
     /// # Errors
     ///
-    /// One line, where the file cannot be made.
-    pub fn open(path: Option<&Path>) -> Result<Self, OutputError> {
-        let Some(path) = path else { return Ok(Self { file: None, started: true }) };
-        match File::options().write(true).create(true).truncate(false).open(path) {
-            Ok(file) => Ok(Self { file: Some((file, path.to_owned())), started: false }),
-            Err(source) => Err(OutputError { to: path.display().to_string(), source }),
+    /// One line, where the file cannot be made, or it is a terminal and the format is not for
+    /// terminals.
+    pub fn open(path: Option<&Path>, format: Format) -> Result<Self, OutputError> {
+        let output = match path {
+            None => Self { file: None, started: true },
+            Some(path) => {
+                match File::options().write(true).create(true).truncate(false).open(path) {
+                    Ok(file) => Self { file: Some((file, path.to_owned())), started: false },
+                    Err(source) => {
+                        return Err(OutputError::Write { to: path.display().to_string(), source });
+                    }
+                }
+            }
+        };
+        if !format.for_terminals() && output.is_terminal() {
+            return Err(OutputError::Terminal(format));
+        }
+        Ok(output)
+    }
+
+    fn is_terminal(&self) -> bool {
+        match &self.file {
+            Some((file, _)) => file.is_terminal(),
+            None => io::stdout().is_terminal(),
         }
     }
 
@@ -58,7 +84,7 @@ impl Output {
     pub fn finished(&self, result: io::Result<()>) -> Result<(), OutputError> {
         match result {
             Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
-                Err(OutputError { to: self.name(), source })
+                Err(OutputError::Write { to: self.name(), source })
             }
             _ => Ok(()),
         }
@@ -100,7 +126,9 @@ mod tests {
 
     #[test]
     fn an_unwritable_file_is_one_line() {
-        let error = Output::open(Some(Path::new("/nonexistent/report"))).unwrap_err().to_string();
+        let error = Output::open(Some(Path::new("/nonexistent/report")), Format::Text)
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "cannot write /nonexistent/report: No such file or directory (os error 2); \
@@ -112,7 +140,7 @@ mod tests {
     fn an_old_report_stays_until_there_is_a_new_one() {
         let path = std::env::temp_dir().join(format!("memtrace-output-{}", std::process::id()));
         std::fs::write(&path, "the old report").unwrap();
-        let mut output = Output::open(Some(&path)).unwrap();
+        let mut output = Output::open(Some(&path), Format::Pprof).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"the old report");
         output.write_all(b"new ").unwrap();
         output.write_all(b"report").unwrap();
@@ -121,8 +149,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_for_terminals_goes_to_none() {
+        let (_other_end, terminal) = terminal();
+        for (format, refused) in [(Format::Text, false), (Format::Pprof, true), (Format::Svg, true)]
+        {
+            let opened = Output::open(Some(&terminal), format);
+            let said = opened.err().map(|error| error.to_string());
+            let expected = format!(
+                "a terminal cannot show {format}; name a file with -o FILE, or pipe it to a program"
+            );
+            assert_eq!(said, refused.then_some(expected));
+        }
+    }
+
+    /// A terminal of our own, and the end that keeps it open.
+    fn terminal() -> (File, PathBuf) {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let end = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&end).unwrap();
+        unlockpt(&end).unwrap();
+        let name = ptsname(&end, Vec::new()).unwrap().into_string().unwrap();
+        (end.into(), PathBuf::from(name))
+    }
+
+    #[test]
     fn a_reader_that_left_is_no_error() {
-        let output = Output::open(None).unwrap();
+        let output = Output::open(None, Format::Text).unwrap();
         assert!(output.finished(Err(io::ErrorKind::BrokenPipe.into())).is_ok());
         let full = output.finished(Err(io::ErrorKind::StorageFull.into())).unwrap_err();
         assert!(full.to_string().starts_with("cannot write standard output: "));

@@ -67,6 +67,8 @@ pub struct Plan {
     pub cgroups: CgroupPolicy,
     /// Kernel functions whose call sites are followed by whole stacks.
     pub exact_sites: Vec<String>,
+    /// Patterns of functions that hand memory on, beside those known.
+    pub allocators: Vec<String>,
     /// Bounds of the books.
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
@@ -93,6 +95,7 @@ impl Plan {
             subjects: Vec::new(),
             cgroups: CgroupPolicy::default(),
             exact_sites: Vec::new(),
+            allocators: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
             beat: Box::new(|| {}),
@@ -129,6 +132,7 @@ impl Session {
             subjects,
             cgroups,
             exact_sites,
+            allocators,
             ledger,
             verdict,
             beat,
@@ -146,8 +150,8 @@ impl Session {
             // Where it fails, nobody is left to hear.
             let unwound = move |record| drop(calls.send(record));
             let steps = Box::new(Steps(tracer.take_steps()?));
-            Stacks::start(StacksOptions::default(), deliver, unwound, steps)
-                .context("cannot start a thread")?
+            let options = StacksOptions { allocators, ..StacksOptions::default() };
+            Stacks::start(options, deliver, unwound, steps).context("cannot start a thread")?
         };
         let host = {
             let records = records.clone();

@@ -3,6 +3,7 @@
 use super::args::SocketArgs;
 use super::client::{self, ClientError};
 use super::output::Output;
+use crate::report::Format;
 
 /// Prints the status.
 ///
@@ -10,7 +11,7 @@ use super::output::Output;
 ///
 /// One line: the daemon cannot be asked.
 pub async fn status(arguments: &SocketArgs) -> anyhow::Result<()> {
-    let mut out = Output::open(None)?;
+    let mut out = Output::open(None, Format::Text)?;
     let target = client::query(
         "/api/v1/status",
         &[

@@ -6,13 +6,13 @@ use std::{io, sync::Arc, time::Duration};
 use memtrace_common::Domain;
 
 use super::{
-    args::{KeptLimit, ReportArgs, TraceArgs},
+    args::{KeptLimit, OutputArgs, ReportArgs, TraceArgs},
     output::Output,
     session::{Plan, Session},
 };
 use crate::{
     config::DEFAULT_SOCKET,
-    report::{self, Filter, RenderError},
+    report::{self, Filter},
     snapshot::{Snapshot, Verdict},
 };
 
@@ -26,12 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// If a switch for tests makes no sense.
 pub fn plan(trace: &TraceArgs) -> anyhow::Result<Plan> {
-    let TraceArgs { domains, exact, kmem_cache, libraries } = trace;
+    let TraceArgs { domains, exact, kmem_cache, libraries, allocators } = trace;
     let mut plan = Plan::new(domains.iter().collect())?;
     plan.options.exact = *exact;
     plan.options.kmem_cache = *kmem_cache;
     plan.options.only_traced = true;
     plan.named.clone_from(libraries);
+    plan.allocators.clone_from(allocators);
     // Whoever has ended stays until the report.
     plan.ledger.linger_ns = None;
     plan.ledger.max_ended = usize::MAX;
@@ -50,10 +51,10 @@ pub fn mention_daemon() {
 /// Opens the destination of a report before anything is traced.
 ///
 /// # Errors
-/// A format that this version cannot write, or a file that cannot be written.
+/// A file that cannot be written, or a format that a terminal cannot show.
 pub fn open_output(report: &ReportArgs) -> anyhow::Result<Output> {
-    report.output.format.supported()?;
-    Ok(Output::open(report.output.output.as_deref())?)
+    let OutputArgs { format, output } = &report.output;
+    Ok(Output::open(output.as_deref(), *format)?)
 }
 
 /// Takes the last snapshot, writes the report, detaches.
@@ -75,11 +76,8 @@ pub async fn finish(
 fn write(snapshot: &Snapshot, report: &ReportArgs, out: &mut Output) -> anyhow::Result<()> {
     let width = out.width();
     let format = report.output.format;
-    let written = match report::render(snapshot, format, &Filter::default(), width, out) {
-        Err(RenderError::Write(error)) => Err(error),
-        Err(error) => return Err(error.into()),
-        Ok(()) => io::Write::flush(out),
-    };
+    let written = report::render(snapshot, format, &Filter::default(), width, out)
+        .and_then(|()| io::Write::flush(out));
     Ok(out.finished(written)?)
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use policy::{Exclude, Include};
-pub use sections::{Maps, VerdictSection};
+pub use sections::{Maps, StacksSection, VerdictSection};
 pub use values::{Domains, Listen};
 
 /// Where the daemon looks when no `--config` is given; it need not exist.
@@ -58,6 +58,8 @@ pub struct Config {
     pub quantum: u64,
     /// Sizes of the kernel maps.
     pub maps: Maps,
+    /// How stacks are read.
+    pub stacks: StacksSection,
     /// If not empty, only these processes are booked.
     pub include: Include,
     /// These are never booked; wins over `include`.
@@ -81,6 +83,7 @@ impl Default for Config {
             settle: DEFAULT_SETTLE,
             quantum: memtrace_common::tunables::SAMPLE_QUANTUM_BYTES,
             maps: Maps::default(),
+            stacks: StacksSection::default(),
             include: Include::default(),
             exclude: Exclude::default(),
             verdict: VerdictSection::default(),
@@ -174,6 +177,7 @@ impl Config {
     /// Says what makes no sense, with its key.
     fn validate(&self) -> Result<(), String> {
         self.maps.validate()?;
+        self.stacks.validate()?;
         self.include.validate()?;
         self.exclude.validate()?;
         self.verdict.validate()?;

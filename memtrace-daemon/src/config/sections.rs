@@ -67,6 +67,43 @@ impl Maps {
     }
 }
 
+/// How stacks are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StacksSection {
+    /// Functions that hand memory on, beside those that memtrace knows: patterns in which `*`
+    /// stands for anything. A finding's headline is the first frame that is none of them.
+    pub allocators: Vec<String>,
+}
+
+impl StacksSection {
+    /// Bounds: every frame is compared with every pattern.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Self { allocators } = self;
+        if allocators.len() > 1_024 {
+            return Err(format!(
+                "stacks.allocators: {} patterns are more than 1024",
+                allocators.len()
+            ));
+        }
+        for pattern in allocators {
+            if pattern.len() > 512 {
+                return Err(format!(
+                    "stacks.allocators: a pattern of {} bytes is longer than 512",
+                    pattern.len()
+                ));
+            }
+            if pattern.trim_matches(['*', ' ']).is_empty() {
+                return Err(format!(
+                    "stacks.allocators: `{pattern}` fits every function, so that none is left \
+                     for a headline"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// When growth becomes a finding.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -21,7 +21,7 @@ fn nothing_said_is_the_default() {
 fn values_arrive() {
     let config = parse(
         "domains = ['cuda']\nlisten = 'off'\nsettle = '2s'\nquantum = '64KiB'\n\
-         [maps]\nring = 1048576\n[exclude]\ncomm = ['nginx']\nuid = [33]\n",
+         [maps]\nring = 1048576\n[stacks]\nallocators = ['our::pool::*']\n[exclude]\ncomm = ['nginx']\nuid = [33]\n",
     )
     .unwrap();
     assert_eq!(config.domains.iter().collect::<Vec<_>>(), [Domain::Cuda]);
@@ -29,6 +29,7 @@ fn values_arrive() {
     assert_eq!(config.settle, Duration::from_secs(2));
     assert_eq!(config.quantum, 65_536);
     assert_eq!(config.maps.ring, 1 << 20);
+    assert_eq!(config.stacks.allocators, ["our::pool::*"]);
     assert_eq!(config.exclude.comm, ["nginx"]);
     assert_eq!(config.exclude.uid, [33]);
 }
@@ -49,6 +50,8 @@ fn a_wrong_line_is_named_in_one_line() {
         ("quantum = 1", "m.toml: quantum: less than 4KiB"),
         ("[maps]\nring = 1000000", "m.toml: maps.ring: 1000000 bytes is no power of two"),
         ("[maps]\naccounts = 1", "m.toml: maps.accounts: 1 is not between"),
+        ("[stacks]\nallocator = []", "m.toml line 2: unknown field `allocator`"),
+        ("[stacks]\nallocators = ['f', ' **']", "stacks.allocators: ` **` fits every function"),
         ("[exclude]\ncomm = ['a-very-long-process-name']", "exclude.comm"),
         ("[exclude]\nlibrary_build_id = ['xyz']", "exclude.library_build_id: `xyz`"),
         ("[include]\nunit = ['nginx']", "include.unit: `nginx` is no unit"),
@@ -141,7 +144,9 @@ fn the_packaged_file_says_the_defaults() {
     ] {
         assert!(written.contains_key(key), "{key} is not in memtrace.toml");
     }
-    for (section, keys) in [("maps", 7), ("include", 4), ("exclude", 6), ("verdict", 3)] {
+    for (section, keys) in
+        [("maps", 7), ("stacks", 1), ("include", 4), ("exclude", 6), ("verdict", 3)]
+    {
         assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::core::Setting;
 use super::host::HostFacts;
-use crate::snapshot::{Exhaustion, Finding, Process, Site, Verdict};
+use crate::snapshot::{Exhaustion, Finding, Frame, Process, Site, Verdict};
 use crate::verdict::Judgement;
 
 /// A finding about one row.
@@ -17,8 +17,7 @@ pub(super) fn of_site(
         .growth_bytes_per_second
         .filter(|growth| *growth > 0.0)
         .and_then(|growth| exhaustion(host, site.domain, process.pid, growth));
-    let function =
-        site.frames.iter().filter(|frame| !frame.allocator).find_map(|frame| frame.symbol.clone());
+    let function = site.frames.get(site.frames.own()).and_then(Frame::title);
     Finding {
         level: "site",
         domain: site.domain,

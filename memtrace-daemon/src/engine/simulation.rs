@@ -414,7 +414,7 @@ impl World {
 pub(super) fn label(stack: &RawStack) -> StackLabel {
     let names: Vec<String> =
         stack.addresses.iter().map(|address| format!("f{}", address & !1)).collect();
-    let frame = |name: &String| Frame { symbol: Some(name.clone()), ..Frame::default() };
+    let frame = |name: &String| Frame { symbol: Some(name.as_str().into()), ..Frame::default() };
     StackLabel {
         key: stack.key,
         frames: names.iter().map(frame).collect(),

@@ -30,7 +30,7 @@ fn a_netted_account_is_one_site_with_samples_and_exact_ones_are_sites_of_their_o
     assert!(row.frames_sampled);
     assert_eq!(row.samples.len(), 2);
     assert_eq!(row.samples[0].weight_bytes, 90, "heaviest first");
-    let names: Vec<_> = row.frames.iter().map(|frame| frame.symbol.clone().unwrap()).collect();
+    let names: Vec<_> = row.frames.iter().map(|frame| frame.symbol.as_deref().unwrap()).collect();
     assert_eq!(names, ["f256", "f32"], "the tracer's own frames are cut off");
     let netted = row.id;
 

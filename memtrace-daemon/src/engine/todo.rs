@@ -52,7 +52,7 @@ impl Todo<'_> {
     fn promote(&mut self, core: &Core, label: &StackLabel) {
         let [frame] = &*label.frames else { return };
         let Some(symbol) = &frame.symbol else { return };
-        if !self.exact_sites.contains(symbol) {
+        if !self.exact_sites.iter().any(|site| **site == **symbol) {
             return;
         }
         let netted = |books: &&AccountBooks| {

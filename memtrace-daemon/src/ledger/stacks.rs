@@ -43,7 +43,7 @@ pub(super) enum Need {
 impl Stacks {
     pub(super) fn new(limit: usize) -> Self {
         let unnamed = |kind| {
-            let reason = Some("not resolved yet".to_owned());
+            let reason = Some("not resolved yet".into());
             Frames::from(vec![Frame { kind, reason, ..Frame::default() }])
         };
         Self {

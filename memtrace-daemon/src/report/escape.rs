@@ -10,11 +10,12 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 /// Whether a character may reach a terminal as it is.
 fn plain(c: char) -> bool {
     // Format characters (bidirectional overrides, zero-width joiners, tags) reorder or hide
-    // what stands beside them; line and paragraph separators break lines in some viewers.
+    // what stands beside them; line and paragraph separators break lines in some viewers. The
+    // last two of a plane's characters are none, and XML forbids U+FFFE and U+FFFF.
     !c.is_control()
         && !matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}'
             | '\u{e0000}'..='\u{e007f}')
 }
 

@@ -1,9 +1,11 @@
 //! Which part of a snapshot somebody wants to see.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use memtrace_common::Domain;
 
+use super::escape::escape;
 use crate::snapshot::{Finding, Process, Snapshot};
 
 /// The kernel keeps this many bytes of a process' name, so a longer one is cut before it is
@@ -24,6 +26,20 @@ pub struct Filter {
     pub domain: Option<Domain>,
     /// Only this site.
     pub site: Option<u64>,
+}
+
+impl fmt::Display for Filter {
+    /// The conditions in words: `pid 12, domain cuda`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, comm, domain, site } = self;
+        let conditions = [
+            pid.map(|pid| format!("pid {pid}")),
+            comm.as_ref().map(|comm| format!("command {}", escape(comm))),
+            domain.map(|domain| format!("domain {}", domain.name())),
+            site.map(|site| format!("site {site:016x}")),
+        ];
+        f.write_str(&conditions.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
 }
 
 impl Filter {

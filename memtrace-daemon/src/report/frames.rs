@@ -1,14 +1,33 @@
-//! Frames as people read them: which one is the user's own, and how one is written.
+//! Frames as people and tools read them: which one is the user's own, how one is written, and
+//! what stands for a stack that is not there.
 
 use super::escape::escape;
 use crate::snapshot::{Frame, FrameKind, Frames, Site};
+
+/// What tools call a frame of which nothing is known.
+pub const UNKNOWN: &str = "[unknown]";
+
+/// All frames of a site, innermost first. Kernel frames alone are identity; a user stack is an
+/// example of who called, and comes outside.
+pub fn stack(site: &Site) -> impl DoubleEndedIterator<Item = &Frame> {
+    let caller = site.samples.first().filter(|_| site.domain == "kernel");
+    site.frames.iter().chain(caller.into_iter().flat_map(|sample| sample.user_frames.iter()))
+}
+
+/// What stands for the stack of a site that has none, so that sums are right without it.
+#[must_use]
+pub fn nameless(site: &Site) -> String {
+    format!("[{}]", site.note.unwrap_or(NOT_NAMED))
+}
+
+/// Why a site has no frames, where nothing else is said.
+pub const NOT_NAMED: &str = "stack not named yet";
 
 /// The frames from the user's own outwards: what an allocator did is not news. If all are
 /// the allocator's, all of them.
 #[must_use]
 pub fn from_the_users(frames: &Frames) -> Vec<&Frame> {
-    let own = frames.iter().position(|frame| !frame.allocator).unwrap_or(0);
-    frames.iter().skip(own).collect()
+    frames.iter().skip(frames.own()).collect()
 }
 
 /// What a frame is called: its function, else module and offset.
@@ -45,11 +64,9 @@ pub fn place(frame: &Frame) -> String {
 }
 
 /// The last part of the module's path.
-fn module(frame: &Frame) -> String {
+pub(super) fn module(frame: &Frame) -> String {
     match (&frame.module, frame.kind) {
-        (Some(module), _) => {
-            escape(module.rsplit('/').next().unwrap_or(module.as_str())).into_owned()
-        }
+        (Some(module), _) => escape(module.rsplit('/').next().unwrap_or(module)).into_owned(),
         (None, FrameKind::Kernel) => "kernel".into(),
         (None, _) => "unknown".into(),
     }
@@ -64,7 +81,7 @@ fn short(path: &str) -> &str {
 #[must_use]
 pub fn headline(site: &Site) -> String {
     let Some(&frame) = from_the_users(&site.frames).first() else {
-        return escape(site.note.unwrap_or("stack not named yet")).into_owned();
+        return escape(site.note.unwrap_or(NOT_NAMED)).into_owned();
     };
     match (&frame.file, frame.line) {
         (Some(file), Some(line)) => format!("{} {}:{line}", name(frame), escape(short(file))),

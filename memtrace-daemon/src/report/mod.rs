@@ -1,4 +1,4 @@
-//! Snapshot to text, JSON and folded stacks.
+//! Snapshot to text, JSON, folded stacks, flame graph and profile.
 //!
 //! Invariant: reads a snapshot and nothing else, neither files nor clocks, so a saved
 //! snapshot prints the same everywhere. Everything that came from a traced process is escaped
@@ -11,9 +11,12 @@ pub(crate) mod fixture;
 pub mod folded;
 pub mod frames;
 pub mod human;
+pub mod pprof;
 pub mod summary;
+pub mod svg;
 pub mod table;
 pub mod text;
+pub mod tree;
 
 use std::fmt;
 use std::io::{self, Write};
@@ -33,9 +36,9 @@ pub enum Format {
     Json,
     /// One line a stack, for flame graphs; weights are live bytes.
     Folded,
-    /// pprof's protobuf. Not in this version.
+    /// A gzipped profile for `pprof` and profile stores.
     Pprof,
-    /// A flame graph. Not in this version.
+    /// A flame graph of live bytes, for a browser.
     Svg,
 }
 
@@ -61,20 +64,18 @@ impl Format {
         match self {
             Self::Text | Self::Folded => "text/plain; charset=utf-8",
             Self::Json => "application/json",
-            Self::Pprof => "application/vnd.google.protobuf",
+            // As Go's /debug/pprof sends it: the gzip is the file's, not the transfer's.
+            Self::Pprof => "application/octet-stream",
             Self::Svg => "image/svg+xml",
         }
     }
 
-    /// Whether this version can write it; to be asked before anything is traced.
-    ///
-    /// # Errors
-    ///
-    /// [`RenderError::NotYet`].
-    pub const fn supported(self) -> Result<(), RenderError> {
+    /// Whether a terminal can show it.
+    #[must_use]
+    pub const fn for_terminals(self) -> bool {
         match self {
-            Self::Text | Self::Json | Self::Folded => Ok(()),
-            Self::Pprof | Self::Svg => Err(RenderError::NotYet(self)),
+            Self::Text | Self::Json | Self::Folded => true,
+            Self::Pprof | Self::Svg => false,
         }
     }
 }
@@ -95,17 +96,6 @@ impl FromStr for Format {
     }
 }
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum RenderError {
-    /// The format is in the command line and not in this version.
-    #[error("this version cannot write {0}; use folded (`inferno-flamegraph` makes an SVG of it)")]
-    NotYet(Format),
-    /// The report could not be written.
-    #[error(transparent)]
-    Write(#[from] io::Error),
-}
-
 /// Writes a snapshot.
 ///
 /// `width` is the number of columns of the terminal that will show it; `None` for a file,
@@ -113,15 +103,14 @@ pub enum RenderError {
 ///
 /// # Errors
 ///
-/// A format that this version cannot write, or what came back from writing.
+/// What came back from writing.
 pub fn render(
     snapshot: &Snapshot,
     format: Format,
     filter: &Filter,
     width: Option<usize>,
     out: &mut dyn Write,
-) -> Result<(), RenderError> {
-    format.supported()?;
+) -> io::Result<()> {
     let snapshot = filter.apply(snapshot);
     match format {
         Format::Json => {
@@ -135,7 +124,9 @@ pub fn render(
             out.flush()?;
         }
         Format::Folded => folded::write(&snapshot, out)?,
-        Format::Text | Format::Pprof | Format::Svg => text::write(&snapshot, width, out)?,
+        Format::Text => text::write(&snapshot, width, out)?,
+        Format::Pprof => pprof::write(&snapshot, filter, out)?,
+        Format::Svg => svg::write(&snapshot, filter, out)?,
     }
     Ok(())
 }

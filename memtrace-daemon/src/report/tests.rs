@@ -4,6 +4,7 @@ use memtrace_common::Domain;
 
 use super::escape::columns;
 use super::*;
+use crate::snapshot::{Taken, TakenBy};
 
 fn shown(snapshot: &Snapshot, format: Format, filter: &Filter, width: Option<usize>) -> String {
     let mut out = vec![];
@@ -50,9 +51,9 @@ fn no_line_is_wider_than_the_terminal() {
 
 #[test]
 fn hostile_names_reach_no_terminal() {
-    for format in [Format::Text, Format::Folded, Format::Json] {
+    for format in [Format::Text, Format::Folded, Format::Json, Format::Svg] {
         let report = shown(&fixture::busy(), format, &Filter::default(), None);
-        assert!(report.chars().all(|c| c == '\n' || !c.is_control()), "{format}");
+        assert!(report.chars().all(|c| "\n\t".contains(c) || !c.is_control()), "{format}");
     }
     let report = text(&fixture::busy(), None);
     assert!(report.contains("sh -c \\x1b]0;pwned\\x07\\n\\u{202e}exe"), "{report}");
@@ -102,16 +103,57 @@ fn a_name_longer_than_the_kernel_keeps_still_finds_its_process() {
 }
 
 #[test]
-fn formats_of_later_versions_say_so() {
-    let error = render(&fixture::empty(), Format::Svg, &Filter::default(), None, &mut vec![]);
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        "this version cannot write svg; use folded (`inferno-flamegraph` makes an SVG of it)"
-    );
+fn formats_have_the_names_that_the_command_line_takes() {
     assert!("xml".parse::<Format>().is_err());
     for format in Format::ALL {
         assert_eq!(format.name().parse(), Ok(format));
     }
+}
+
+#[test]
+fn folded_weights_add_up_to_the_live_bytes() {
+    for snapshot in [fixture::busy(), fixture::run(), fixture::empty()] {
+        let folded = shown(&snapshot, Format::Folded, &Filter::default(), None);
+        let weights = folded.lines().map(|line| line.rsplit_once(' ').unwrap().1);
+        let sum: u64 = weights.map(|weight| weight.parse::<u64>().unwrap()).sum();
+        let sites = snapshot.processes.iter().flat_map(|process| &process.sites);
+        assert_eq!(sum, sites.map(|site| site.live_bytes).sum::<u64>());
+    }
+}
+
+#[test]
+fn a_stack_that_is_not_whole_says_why() {
+    let mut snapshot = fixture::busy();
+    let short = Taken { by: TakenBy::Copy, incomplete: Some("truncated\x07 copy".into()) };
+    snapshot.processes[0].sites[1].stack = Some(short);
+    let report = text(&snapshot, Some(100));
+    assert!(report.contains("    stack incomplete: truncated\\x07 copy\n"), "{report}");
+    let report = shown(&snapshot, Format::Json, &Filter::default(), None);
+    let json: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let stack = |site: usize| &json["processes"][0]["sites"][site]["stack"];
+    let short = r#"{"taken": "copy", "complete": false, "reason": "truncated\u0007 copy"}"#;
+    assert_eq!(*stack(1), serde_json::from_str::<serde_json::Value>(short).unwrap());
+    let whole = r#"{"taken": "copy", "complete": true, "reason": null}"#;
+    assert_eq!(*stack(0), serde_json::from_str::<serde_json::Value>(whole).unwrap());
+}
+
+#[test]
+fn a_dump_of_one_site_shows_its_stack() {
+    let site = Filter { site: Some(0xdef), ..Filter::default() };
+    let report = shown(&fixture::busy(), Format::Text, &site, Some(100));
+    assert!(report.contains("    encode_prompt"), "{report}");
+    assert!(report.contains("/opt/llm/serve.py:41"), "{report}");
+}
+
+#[test]
+fn a_file_has_more_of_a_stack_than_a_terminal() {
+    let mut snapshot = fixture::run();
+    let frames = (0..40).map(|depth| fixture::frame(&format!("f{depth}"), "/m", "f.c", depth));
+    snapshot.processes[0].sites[1].frames = frames.collect();
+    let terminal = text(&snapshot, Some(100));
+    assert!(terminal.contains("… 32 outer frames") && !terminal.contains(" f8 "), "{terminal}");
+    let file = text(&snapshot, None);
+    assert!(file.contains("… 8 outer frames") && file.contains(" f31 "), "{file}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::body;
 use super::query::Wanted;
 use super::state::State;
 use crate::report::summary::Summary;
-use crate::report::{Format, RenderError, render};
+use crate::report::{Format, render};
 use crate::snapshot::{Process, Site, Snapshot};
 
 /// A process without its sites.
@@ -135,17 +135,8 @@ fn list(
 /// The whole, or a part of it, made now.
 pub(super) async fn dump(Shared(state): Shared<Arc<State>>, wanted: Wanted) -> Response {
     let format = wanted.format.unwrap_or(Format::Json);
-    if let Err(error) = format.supported() {
-        return refused(error.to_string());
-    }
     let snapshot = state.fresh().await;
-    stream(&state, format, move |out| {
-        match render(&snapshot, format, &wanted.filter, wanted.width, out) {
-            Ok(()) => Ok(()),
-            Err(RenderError::Write(error)) => Err(error),
-            Err(error @ RenderError::NotYet(_)) => Err(io::Error::other(error)),
-        }
-    })
+    stream(&state, format, move |out| render(&snapshot, format, &wanted.filter, wanted.width, out))
 }
 
 fn stream(

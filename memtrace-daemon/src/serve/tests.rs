@@ -54,6 +54,19 @@ impl Served {
         Ok(String::from_utf8(out).unwrap())
     }
 
+    /// What the socket calls its answer.
+    async fn media_type(&self, target: &str) -> String {
+        let mut stream = tokio::net::UnixStream::connect(&self.socket).await.unwrap();
+        let request =
+            format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![];
+        stream.read_to_end(&mut answer).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let line = answer.lines().find_map(|line| line.strip_prefix("content-type: "));
+        line.unwrap().to_owned()
+    }
+
     /// Status line and body of a request over TCP.
     async fn tcp(&self, request: &str) -> (String, String) {
         let mut stream = tokio::net::TcpStream::connect(self.tcp).await.unwrap();
@@ -136,6 +149,18 @@ async fn the_socket_has_the_api() {
     let text = served.unix("/api/v1/dump?format=text&width=100&comm=queue").await.unwrap();
     assert!(text.contains("GROWING") && !text.contains("LEAK "), "{text}");
     assert!(served.unix("/api/v1/dump?format=folded").await.unwrap().starts_with("cuda;"));
+    let svg = served.unix("/api/v1/dump?format=svg&comm=queue").await.unwrap();
+    assert!(svg.contains("only command queue") && !svg.contains("encode_prompt"), "{svg}");
+    for (format, media_type) in [
+        ("json", "application/json"),
+        ("text", "text/plain; charset=utf-8"),
+        ("folded", "text/plain; charset=utf-8"),
+        ("pprof", "application/octet-stream"),
+        ("svg", "image/svg+xml"),
+    ] {
+        let target = format!("/api/v1/dump?format={format}");
+        assert_eq!(served.media_type(&target).await, media_type);
+    }
 
     assert_eq!(json(served.unix("/api/v1/findings").await.unwrap()).as_array().unwrap().len(), 2);
     let processes = json(served.unix("/api/v1/processes").await.unwrap());
@@ -158,7 +183,6 @@ async fn a_wrong_question_gets_a_sentence() {
     let served = Served::start("wrong").await;
     for (target, expected) in [
         ("/api/v1/dump?format=xml", "unknown format `xml`"),
-        ("/api/v1/dump?format=svg", "this version cannot write svg"),
         ("/api/v1/dump?pids=1", "unknown field `pids`"),
         ("/api/v1/dump?pid=x", "pid"),
         ("/api/v1/dump?site=1", "`1` is no site"),

@@ -3,6 +3,7 @@
 use std::ops::Index;
 use std::sync::Arc;
 
+use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 /// The frames of a stack, innermost first. Shared: a clone costs nothing, and stacks that have
@@ -25,6 +26,13 @@ impl Frames {
     /// Whether anybody else holds the same frames.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
+    }
+
+    /// Where the user's own frames begin: at the first that is not the allocator's. If all are
+    /// the allocator's, at the innermost.
+    #[must_use]
+    pub fn own(&self) -> usize {
+        self.iter().position(|frame| !frame.allocator).unwrap_or(0)
     }
 
     /// The innermost frame.
@@ -95,21 +103,22 @@ impl Serialize for Frames {
     }
 }
 
-/// One frame of a stack.
+/// One frame of a stack. Its texts are shared: a program's frames have few files, modules and
+/// functions among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Frame {
     /// `kernel`, `native` or `python`.
     pub kind: FrameKind,
     /// Function name, demangled.
-    pub symbol: Option<String>,
+    pub symbol: Option<Arc<str>>,
     /// File that holds the code, or the kernel module.
-    pub module: Option<String>,
+    pub module: Option<Arc<str>>,
     /// Build id of the module, hex.
-    pub build_id: Option<String>,
+    pub build_id: Option<Arc<str>>,
     /// Native: offset in the file; kernel: offset in the symbol. Bytes.
     pub offset: Option<u64>,
     /// Source file.
-    pub file: Option<String>,
+    pub file: Option<Arc<str>>,
     /// Source line.
     pub line: Option<u32>,
     /// Whether the function is inlined into the next frame.
@@ -117,7 +126,21 @@ pub struct Frame {
     /// Whether the frame belongs to an allocator rather than to its user.
     pub allocator: bool,
     /// Why the frame has no name.
-    pub reason: Option<String>,
+    pub reason: Option<Arc<str>>,
+}
+
+impl Frame {
+    /// What a headline calls it: its function, else where it is in its file. An outer function
+    /// that does have a name is not it.
+    #[must_use]
+    pub fn title(&self) -> Option<String> {
+        let in_module = || {
+            let module = self.module.as_deref()?;
+            let file = module.rsplit('/').next().unwrap_or(module);
+            Some(self.offset.map_or_else(|| file.into(), |offset| format!("{file}+{offset:#x}")))
+        };
+        self.symbol.as_deref().map(str::to_owned).or_else(in_module)
+    }
 }
 
 /// Which kind of code a frame is.
@@ -133,8 +156,9 @@ pub enum FrameKind {
     Python,
 }
 
-/// How a stack was taken, and whether it is all of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+/// How a stack was taken, and whether it is all of it. Serialised as `taken`, `complete` and
+/// `reason`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Taken {
     /// How.
     pub by: TakenBy,
@@ -147,6 +171,17 @@ impl Taken {
     #[must_use]
     pub const fn whole(by: TakenBy) -> Self {
         Self { by, incomplete: None }
+    }
+}
+
+impl Serialize for Taken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { by, incomplete } = self;
+        let mut form = serializer.serialize_struct("Taken", 3)?;
+        form.serialize_field("taken", by)?;
+        form.serialize_field("complete", &incomplete.is_none())?;
+        form.serialize_field("reason", incomplete)?;
+        form.end()
     }
 }
 
@@ -163,4 +198,33 @@ pub enum TakenBy {
     Walk,
     /// A walk by frame pointers; functions without one are skipped or end it.
     FramePointers,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_headline_is_the_first_frame_that_is_not_the_allocators() {
+        let frame = |symbol: Option<&str>, allocator| Frame {
+            symbol: symbol.map(Into::into),
+            module: Some("/usr/lib/libapp.so".into()),
+            offset: Some(0x1f0),
+            allocator,
+            ..Frame::default()
+        };
+        let headline = |frames: Vec<Frame>| {
+            let frames = Frames::from(frames);
+            frames.get(frames.own()).and_then(Frame::title)
+        };
+        let malloc = || frame(Some("malloc"), true);
+        let main = || frame(Some("main"), false);
+        assert_eq!(headline(vec![malloc(), main()]).as_deref(), Some("main"));
+        // A name farther out is not where the memory was asked for.
+        let stripped = headline(vec![malloc(), frame(None, false), main()]);
+        assert_eq!(stripped.as_deref(), Some("libapp.so+0x1f0"));
+        assert_eq!(headline(vec![malloc(), malloc()]).as_deref(), Some("malloc"));
+        assert_eq!(headline(vec![malloc(), Frame::default(), main()]), None);
+        assert_eq!(headline(vec![]), None);
+    }
 }

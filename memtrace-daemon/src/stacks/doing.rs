@@ -27,6 +27,8 @@ struct Now {
 pub enum Thing {
     /// /proc of the process with this address space.
     Maps(u32),
+    /// The perf map of the process with this address space.
+    PerfMap(u32),
     /// Opening the file with this device and inode number.
     Open(u64, u64),
     /// Reading symbols of this file.

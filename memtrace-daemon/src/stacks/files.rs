@@ -8,11 +8,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 
 use super::elf::{self, ElfFacts};
 use super::maps::Row;
+use super::separate;
 use crate::host::text::text;
 
 /// Largest file that is looked into, bytes. The largest libraries of today are near 2 GiB.
@@ -41,6 +43,14 @@ impl FileKey {
     }
 }
 
+impl FileKey {
+    /// Size of the file, bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+}
+
 /// A file that is open for as long as somebody names addresses in it.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -48,12 +58,24 @@ pub struct OpenFile {
     /// Which content.
     pub key: FileKey,
     /// Path as the process has it, without ` (deleted)`.
-    pub module: String,
+    pub module: Arc<str>,
     /// What its headers say.
     pub facts: ElfFacts,
+    /// Whether only root can have written it.
+    pub trusted: bool,
+    /// Its separate debug file.
+    pub separate: Option<Box<OpenFile>>,
+    /// Why a separate debug file that is there is not used.
+    pub note: Option<String>,
 }
 
 impl OpenFile {
+    /// The file itself.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// A path that leads to this very file whatever becomes of its name.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -90,16 +112,7 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
             .or_else(|_| open_by_path("/", row))
             .map_err(|second| refusal(&module, first, &second))?,
     };
-    let stat = rustix::fs::fstat(&handle)
-        .map_err(|error| format!("{module} cannot be looked at: {error}"))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(format!("{module} is not a regular file"));
-    }
-    if FileKey::of(&stat).size > MAX_FILE {
-        return Err(format!("{module} is larger than {} GiB", MAX_FILE >> 30));
-    }
-    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
-        .map_err(|error| format!("{module} cannot be read: {error}"))?;
+    let (file, stat) = regular(&handle, &module)?;
     // A name may end like that without the file being deleted.
     let module = if row.path.ends_with(DELETED)
         && stat.st_nlink > 0
@@ -109,8 +122,51 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
     } else {
         module
     };
+    let mut open = described(file, &stat, module)?;
+    if open.facts.refused.is_none() {
+        let path = row.path.strip_suffix(DELETED).unwrap_or(&row.path);
+        let found = separate::find(tgid, path, &open);
+        (open.separate, open.note) = match found {
+            Ok(found) => (found.map(Box::new), None),
+            Err(why) => (None, Some(why)),
+        };
+    }
+    Ok(open)
+}
+
+/// Opens what a handle leads to, if that is a file that may be read.
+///
+/// # Errors
+/// A sentence about the file, by this name.
+pub fn regular(handle: &OwnedFd, name: &str) -> Result<(File, Stat), String> {
+    let stat = rustix::fs::fstat(handle)
+        .map_err(|error| format!("{name} cannot be looked at: {error}"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(format!("{name} is not a regular file"));
+    }
+    if FileKey::of(&stat).size > MAX_FILE {
+        return Err(format!("{name} is larger than {} GiB", MAX_FILE >> 30));
+    }
+    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+        .map_err(|error| format!("{name} cannot be read: {error}"))?;
+    Ok((file, stat))
+}
+
+/// A file with what its headers say.
+///
+/// # Errors
+/// A sentence, where it is no ELF file.
+pub fn described(file: File, stat: &Stat, module: String) -> Result<OpenFile, String> {
     let facts = elf::facts(&file).map_err(|why| format!("{module}: {why}"))?;
-    Ok(OpenFile { file, key: FileKey::of(&stat), module, facts })
+    Ok(OpenFile {
+        file,
+        key: FileKey::of(stat),
+        module: module.into(),
+        facts,
+        trusted: stat.st_uid == 0 && stat.st_mode & 0o022 == 0,
+        separate: None,
+        note: None,
+    })
 }
 
 /// The path of a mapping as a person reads it, where its file is not open.
@@ -119,15 +175,30 @@ pub fn shown(row: &Row) -> String {
     text(row.path.strip_suffix(DELETED).unwrap_or(&row.path))
 }
 
-fn open_by_path(root: &str, row: &Row) -> Result<OwnedFd, String> {
-    let relative = row.path.strip_prefix(b"/").unwrap_or(&row.path);
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(CWD, root, flags | OFlags::DIRECTORY, Mode::empty())
-        .map_err(|error| error.to_string())?;
+/// The root directory of a process, by its path in /proc, or ours.
+///
+/// # Errors
+/// The system's.
+pub fn root_of(path: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
+}
+
+/// A handle of what is at a path in a root: nothing is opened for reading, and no link leads
+/// out of the root.
+///
+/// # Errors
+/// The system's.
+pub fn open_in(root: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let relative = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let path = std::ffi::OsStr::from_bytes(relative);
-    let handle = rustix::fs::openat2(root.as_fd(), path, flags, Mode::empty(), resolve)
-        .map_err(|error| error.to_string())?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat2(root.as_fd(), relative, flags, Mode::empty(), resolve)
+}
+
+fn open_by_path(root: &str, row: &Row) -> Result<OwnedFd, String> {
+    let handle = root_of(root).and_then(|root| open_in(&root, &row.path));
+    let handle = handle.map_err(|error| error.to_string())?;
     let stat = rustix::fs::fstat(&handle).map_err(|error| error.to_string())?;
     // File systems with many subvolumes show one device in maps and another in stat, both
     // without a driver (major 0).

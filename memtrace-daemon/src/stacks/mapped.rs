@@ -23,7 +23,8 @@ pub struct Mapped {
     /// What is known of all processes.
     pub spaces: Arc<Mutex<Spaces>>,
     told: Arc<Told>,
-    at: At,
+    /// What this thread is at.
+    pub at: At,
     /// By device and inode as mappings show them. Weak: whoever uses them keeps them open.
     open: FxHashMap<(u64, u64), Weak<OpenFile>>,
 }

@@ -7,21 +7,28 @@
 //! take long.
 
 mod allocator;
+mod demangle;
 mod doing;
 mod elf;
 mod files;
+mod jit;
 mod kernel;
 mod learned;
 mod mapped;
 mod maps;
+mod names;
 mod native;
+mod perfmap;
 mod place;
+mod scan;
+mod separate;
 mod sigbus;
 mod spaces;
+mod symbols;
 #[cfg(test)]
 mod tests;
 mod told;
-mod unwind;
+pub mod unwind;
 mod unwinding;
 
 use std::io;

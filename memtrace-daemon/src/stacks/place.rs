@@ -9,11 +9,15 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 
 use super::allocator::Allocators;
+use super::doing::Thing;
 use super::files::{self, OpenFile};
+use super::jit::JitName;
 use super::kernel::KernelSymbols;
 use super::mapped::Mapped;
 use super::maps::Row;
+use super::perfmap::PerfMaps;
 use crate::expendable::{Worker, lock};
+use crate::host::process;
 use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
 use crate::snapshot::{Frame, FrameKind};
 
@@ -25,16 +29,18 @@ const ASTRAY: &str = "the walk by frame pointers ended here";
 pub enum Place {
     /// In a file, at this offset in it.
     InFile(Arc<OpenFile>, u64),
+    /// In code made at run time that a perf map names.
+    Jit(Arc<JitName>),
     /// Nowhere that has names.
     Unnamed {
         /// What stands for it in a site's identity.
         identity: String,
         /// The file or the special mapping, where known.
-        module: Option<String>,
+        module: Option<Arc<str>>,
         /// Offset in it.
         offset: Option<u64>,
         /// Why it has no name.
-        reason: String,
+        reason: Arc<str>,
     },
 }
 
@@ -70,13 +76,15 @@ pub struct Placer {
     mapped: Mapped,
     allocators: Arc<Allocators>,
     kernel: KernelSymbols,
+    perf_maps: PerfMaps,
 }
 
 impl Placer {
     /// Makes one.
     #[must_use]
     pub fn new(mapped: Mapped, allocators: Arc<Allocators>) -> Self {
-        Self { mapped, allocators, kernel: KernelSymbols::default() }
+        let (kernel, perf_maps) = (KernelSymbols::default(), PerfMaps::default());
+        Self { mapped, allocators, kernel, perf_maps }
     }
 
     fn kernel_stack(&mut self, stack: &RawStack) -> StackLabel {
@@ -95,7 +103,7 @@ impl Placer {
                     identity.push(format!("{module}{}+{:#x}", named.symbol, named.offset));
                 }
                 Err(reason) => {
-                    frame.reason = Some(reason);
+                    frame.reason = Some(reason.into());
                     identity.push("unnamed".into());
                 }
             }
@@ -108,7 +116,8 @@ impl Placer {
         let stack = &asked.stack;
         let mut rows = self.find(stack, tgid, space);
         let mut unread = None;
-        if rows.iter().any(Option::is_none) {
+        let outdated = lock(&self.mapped.spaces).outdated(space);
+        if outdated || rows.iter().any(Option::is_none) {
             unread = self.mapped.look_again(tgid, space, asked.at);
             rows = self.find(stack, tgid, space);
         }
@@ -116,6 +125,7 @@ impl Placer {
         // A file is looked at once a stack, not once an address.
         let mut files = FxHashMap::default();
         let mut places = Vec::with_capacity(rows.len());
+        let mut jit = JitSearch::default();
         for (address, row) in stack.addresses.iter().zip(rows) {
             let Some(row) = row else {
                 // What a walk by frame pointers finds beyond an address that is no code is no
@@ -129,7 +139,11 @@ impl Placer {
             let file = files
                 .entry((row.device, row.inode))
                 .or_insert_with(|| self.mapped.file(tgid, &row));
-            places.push(place(file, &row, *address));
+            let mut place = place(file, &row, *address);
+            if made_at_run_time(file, &row) {
+                self.jit(tgid, space, *address, &mut jit, &mut place);
+            }
+            places.push(place);
         }
         PlacedStack { key: stack.key, places: places.into() }
     }
@@ -139,6 +153,53 @@ impl Placer {
         // The call is before the return address, and may be the last of its mapping.
         let find = |address: &u64| spaces.find(tgid, space, address.saturating_sub(1));
         stack.addresses.iter().map(find).collect()
+    }
+
+    /// Names an address in code made at run time, or says why its perf map does not.
+    fn jit(
+        &mut self,
+        tgid: u32,
+        space: u32,
+        address: u64,
+        search: &mut JitSearch,
+        place: &mut Place,
+    ) {
+        let inside = address.saturating_sub(1);
+        let mut found = self.perf_maps.find(space, inside);
+        if found.is_none() && !search.read {
+            // Once a stack: what its process has compiled by now was written before.
+            search.read = true;
+            search.parent = lock(&self.mapped.spaces).parent(tgid, space);
+            search.refused = self.read_perf_map(tgid, space).err().flatten();
+            if let Some((tgid, space)) = search.parent {
+                // What was compiled before the fork is named in the parent's file.
+                let _ = self.read_perf_map(tgid, space);
+            }
+            found = self.perf_maps.find(space, inside);
+        }
+        if found.is_none() && search.parent.is_none() {
+            search.parent = lock(&self.mapped.spaces).parent(tgid, space);
+        }
+        let inherited = |maps: &mut PerfMaps| maps.find(search.parent?.1, inside);
+        match (found.or_else(|| inherited(&mut self.perf_maps)), place) {
+            (Some(name), place) => *place = Place::Jit(Arc::new(name)),
+            (None, Place::Unnamed { reason, .. }) => {
+                if let Some(why) = &search.refused {
+                    *reason = format!("{reason}; {why}").into();
+                }
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Reads the perf map of a process that is still there.
+    fn read_perf_map(&mut self, tgid: u32, space: u32) -> Result<(), Option<String>> {
+        let (alive, start_ns) = lock(&self.mapped.spaces).alive(tgid, space);
+        if !alive || start_ns.is_some_and(|start_ns| !process::started_at(tgid, start_ns)) {
+            return Err(None);
+        }
+        let Self { mapped, perf_maps, .. } = self;
+        mapped.at.during(Thing::PerfMap(space), || perf_maps.read(tgid, space)).map_err(Some)?
     }
 }
 
@@ -163,10 +224,32 @@ fn place(file: &Result<Arc<OpenFile>, String>, row: &Row, address: u64) -> Place
         _ if row.inode == 0 => special(row, offset),
         Ok(file) => Place::InFile(Arc::clone(file), offset),
         Err(reason) => {
-            let (module, reason) = (files::shown(row), reason.clone());
+            let module = files::shown(row);
             let identity = format!("{module}+{offset:#x}");
-            Place::Unnamed { identity, module: Some(module), offset: Some(offset), reason }
+            Place::Unnamed {
+                identity,
+                module: Some(module.into()),
+                offset: Some(offset),
+                reason: reason.as_str().into(),
+            }
         }
+    }
+}
+
+/// What is found out about the perf map once a stack.
+#[derive(Debug, Default)]
+struct JitSearch {
+    read: bool,
+    refused: Option<String>,
+    parent: Option<(u32, u32)>,
+}
+
+/// Whether a perf map may name what is in a mapping: memory that is no file, or a file that is
+/// no program (compilers map their code twice, by a file without a name).
+fn made_at_run_time(file: &Result<Arc<OpenFile>, String>, row: &Row) -> bool {
+    match &*row.path {
+        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => false,
+        _ => file.is_err(),
     }
 }
 
@@ -177,13 +260,15 @@ fn special(row: &Row, offset: u64) -> Place {
         "" => ("anonymous".into(), None, "not in a file: code made at run time"),
         "[uprobes]" => (
             path.clone(),
-            Some(path),
+            Some(path.into()),
             "the probe's own return address; the function that was called from here is probed",
         ),
-        "[vdso]" | "[vsyscall]" => {
-            (format!("{path}+{offset:#x}"), Some(path), "code that the kernel maps, not a file's")
-        }
-        _ => (path.clone(), Some(path), "not in a file"),
+        "[vdso]" | "[vsyscall]" => (
+            format!("{path}+{offset:#x}"),
+            Some(path.into()),
+            "code that the kernel maps, not a file's",
+        ),
+        _ => (path.clone(), Some(path.into()), "not in a file"),
     };
     let offset = module.as_ref().map(|_| offset);
     Place::Unnamed { identity, module, offset, reason: reason.into() }
@@ -191,5 +276,10 @@ fn special(row: &Row, offset: u64) -> Place {
 
 /// An address that is in nothing known.
 fn nowhere(reason: String) -> Place {
-    Place::Unnamed { identity: "unmapped".into(), module: None, offset: None, reason }
+    Place::Unnamed {
+        identity: "unmapped".into(),
+        module: None,
+        offset: None,
+        reason: reason.into(),
+    }
 }

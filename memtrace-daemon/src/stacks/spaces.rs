@@ -63,6 +63,7 @@ pub struct Spaces {
     told: FxHashMap<u32, Table>,
     paths: FxHashSet<Arc<[u8]>>,
     clock: u64,
+    changes: u64,
 }
 
 /// What records said of a process.
@@ -95,6 +96,10 @@ struct Table {
     reads: u32,
     /// When an event last added to it, ns since boot.
     told_ns: u64,
+    /// An event has contradicted it: it is to be read again.
+    outdated: bool,
+    /// The number of the last change of what was known; 0 where nothing changed.
+    changed: u64,
     used: u64,
 }
 
@@ -108,6 +113,16 @@ impl Table {
     fn find(&self, address: u64) -> Option<&Row> {
         let behind = self.rows.partition_point(|row| row.start <= address);
         self.rows.get(behind.checked_sub(1)?).filter(|row| row.holds(address))
+    }
+
+    /// Whether a row takes the place of others, rather than being known or being in free space.
+    fn is_contradicted_by(&self, new: &Row) -> bool {
+        let behind = self.rows.partition_point(|row| row.end <= new.start);
+        let overlapping = self.rows.iter().skip(behind).take_while(|row| row.start < new.end);
+        overlapping.into_iter().any(|row| {
+            row.inode != new.inode
+                || row.offset.wrapping_sub(row.start) != new.offset.wrapping_sub(new.start)
+        })
     }
 
     /// New rows replace what they overlap; older ones stay, for stacks taken before.
@@ -179,7 +194,37 @@ impl Spaces {
         let table = self.told.entry(mapping.tgid).or_default();
         table.used = used;
         table.told_ns = now_ns;
+        if table.is_contradicted_by(&row) {
+            self.changes += 1;
+            table.changed = self.changes;
+        }
+        // What was read of the process' space is older than the event, or the event comes late:
+        // /proc knows, if it can still be asked, and the event is believed if not.
+        let space = self.processes.get(&mapping.tgid).map(|known| known.space);
+        if let Some(read) = space.and_then(|space| self.spaces.get_mut(&space))
+            && read.is_contradicted_by(&row)
+        {
+            read.rows.retain(|old| old.end <= row.start || row.end <= old.start);
+            read.outdated = true;
+            self.changes += 1;
+            read.changed = self.changes;
+        }
         table.add(vec![row]);
+    }
+
+    /// A number that is another one whenever an event has replaced what was known of a process:
+    /// what was learned of its code does not hold any more. Only equality means anything.
+    #[must_use]
+    #[cfg_attr(not(test), expect(dead_code, reason = "asked by what learns unwinding steps"))]
+    pub fn changes(&self, tgid: u32, space: u32) -> u64 {
+        let of = |table: Option<&Table>| table.map_or(0, |table| table.changed);
+        of(self.told.get(&tgid)).max(of(self.spaces.get(&space)))
+    }
+
+    /// Whether what was read of a space is to be read again before it is relied on.
+    #[must_use]
+    pub fn outdated(&self, space: u32) -> bool {
+        self.spaces.get(&space).is_some_and(|table| table.outdated)
     }
 
     /// Nobody will ask about this space again.
@@ -218,6 +263,7 @@ impl Spaces {
         let rested = table.read.map_or(0, |read| read.elapsed().as_millis() / AGAIN.as_millis());
         table.reads = table.reads.saturating_sub(u32::try_from(rested).unwrap_or(u32::MAX)) + 1;
         table.read = Some(Instant::now());
+        table.outdated = false;
         table.add(rows);
     }
 
@@ -244,6 +290,22 @@ impl Spaces {
             .flatten()
             .find_map(|table| table.find(address))
             .cloned()
+    }
+
+    /// The process, and its space, that this one is a copy of.
+    #[must_use]
+    pub fn parent(&self, tgid: u32, space: u32) -> Option<(u32, u32)> {
+        let forked = self.processes.get(&tgid).and_then(|known| known.forked)?;
+        (forked.space == space).then_some((forked.parent_tgid, forked.parent_space))
+    }
+
+    /// Whether /proc of this id is, as far as is known, the process that has this space now,
+    /// and when that must have started, ns since boot.
+    #[must_use]
+    pub fn alive(&self, tgid: u32, space: u32) -> (bool, Option<u64>) {
+        let known = self.processes.get(&tgid);
+        let alive = known.is_none_or(|known| !known.ended && known.space == space);
+        (alive, known.map(|known| known.start_ns))
     }
 
     /// Tables kept: spaces, event tables, processes.
@@ -352,6 +414,44 @@ mod tests {
         spaces.mapping(&mapping, 6);
         spaces.process(&entry(9, 4, 2, 1));
         assert_eq!(spaces.find(9, 2, 0x1010), None);
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_over_another_hides_it() {
+        let mut spaces = Spaces::default();
+        let mapping = |start, inode| Mapping {
+            tgid: 9,
+            start,
+            length: 0x1000,
+            page_offset: 0,
+            device: (8, 1),
+            inode,
+            path: format!("/lib/{inode}").into_bytes(),
+        };
+        spaces.process(&entry(9, 3, 1, 1));
+        let old = Row { inode: 4, ..row(0x1000, 0x2000, "/lib/4") };
+        let other = Row { inode: 4, offset: 0x1000, ..row(0x5000, 0x6000, "/lib/4") };
+        spaces.read(1, vec![old, other]);
+        let none = spaces.changes(9, 1);
+        // The same that was read, and what is in free space, change nothing.
+        spaces.mapping(&mapping(0x1000, 4), 8);
+        spaces.mapping(&mapping(0x8000, 4), 8);
+        assert_eq!((spaces.changes(9, 1), spaces.outdated(1)), (none, false));
+        // Another file in its place: the event is believed until /proc was asked again.
+        spaces.mapping(&mapping(0x1800, 5), 8);
+        let once = spaces.changes(9, 1);
+        assert!(once != none && spaces.outdated(1));
+        assert_eq!(path(&mut spaces, 9, 1, 0x1810), Some("/lib/5".into()));
+        assert_eq!(path(&mut spaces, 9, 1, 0x1010), None);
+        assert_eq!(path(&mut spaces, 9, 1, 0x5010), Some("/lib/4".into()));
+        let now = Row { inode: 6, ..row(0x1800, 0x2800, "/lib/6") };
+        spaces.read(1, vec![now]);
+        assert!(!spaces.outdated(1));
+        assert_eq!(path(&mut spaces, 9, 1, 0x1810), Some("/lib/6".into()));
+        // The same file, but another part of it.
+        spaces.mapping(&Mapping { page_offset: 0x3000, ..mapping(0x8000, 4) }, 9);
+        assert_ne!(spaces.changes(9, 1), once);
+        assert_eq!(spaces.changes(8, 2), 0);
     }
 
     #[test]

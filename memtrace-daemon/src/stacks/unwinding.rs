@@ -90,6 +90,7 @@ impl Worker for Unwinding {
             looked_again: false,
             files: FxHashMap::default(),
         };
+        code.bring_up_to_date();
         let unwound = self.unwinder.unwind(copy, &mut code);
         let mut learned = lock(&self.learned);
         learned.learn(call.tgid, call.space, copy.exec_pages, &unwound.steps);
@@ -116,6 +117,16 @@ struct Process<'a> {
     looked_again: bool,
     /// A file is looked at once a stack, not once an address.
     files: FxHashMap<(u64, u64), Result<Arc<OpenFile>, String>>,
+}
+
+impl Process<'_> {
+    /// Reads the mappings again where events say that they have changed.
+    fn bring_up_to_date(&mut self) {
+        if lock(&self.mapped.spaces).outdated(self.space) {
+            self.looked_again = true;
+            self.mapped.look_again(self.tgid, self.space, self.asked);
+        }
+    }
 }
 
 impl AddressSpace for Process<'_> {

@@ -6,6 +6,7 @@
 mod cudart;
 mod linker;
 mod packages;
+mod pprof;
 
 use std::time::Instant;
 
@@ -62,6 +63,7 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
 
     if purpose >= Purpose::Test {
         cudart::ensure()?;
+        pprof::ensure()?;
     }
     step(format_args!("set-up done in {:.1} s", started.elapsed().as_secs_f64()));
     Ok(())

@@ -26,7 +26,7 @@ const fn package(
     Package { name, program, purpose, why }
 }
 
-const PACKAGES: [Package; 13] = [
+const PACKAGES: [Package; 17] = [
     package(Purpose::Build, "gcc", Some("gcc"), "linking, and the programs that tests trace"),
     package(Purpose::Build, "libc6-dev", None, "the same"),
     package(Purpose::Test, "prometheus", Some("promtool"), "checking and scraping /metrics"),
@@ -39,6 +39,10 @@ const PACKAGES: [Package; 13] = [
     package(Purpose::Test, "nodejs", Some("node"), "an interpreter to trace"),
     package(Purpose::Test, "systemd", Some("systemd-analyze"), "verifying the unit"),
     package(Purpose::Test, "util-linux", Some("setpriv"), "running with the unit's capabilities"),
+    package(Purpose::Test, "golang-go", Some("go"), "building pprof, which reads profiles"),
+    package(Purpose::Test, "golang-github-google-pprof-dev", None, "the same"),
+    package(Purpose::Test, "chromium", Some("chromium"), "opening flame graphs"),
+    package(Purpose::Test, "fonts-dejavu-core", None, "the same"),
     package(Purpose::Bench, "bpftrace", Some("bpftrace"), "what memtrace is measured beside"),
 ];
 

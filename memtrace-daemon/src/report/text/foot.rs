@@ -51,7 +51,7 @@ pub fn loss_lines(loss: &BTreeMap<&str, Loss>, width: Option<usize>) -> Vec<Stri
 }
 
 /// What a cause did to the report.
-fn meaning(cause: &str) -> &'static str {
+pub(in crate::report) fn meaning(cause: &str) -> &'static str {
     match LossCause::ALL.into_iter().find(|known| known.name() == cause) {
         Some(LossCause::RingFull) => "totals stayed exact, some stacks are unattributed",
         Some(LossCause::LiveMapFull) => {
@@ -104,7 +104,8 @@ fn odd_calls(snapshot: &Snapshot) -> Option<String> {
     (!said.is_empty()).then(|| said.join(", "))
 }
 
-fn sampling(snapshot: &Snapshot) -> String {
+/// Whether every allocation is followed, and every stack taken.
+pub(in crate::report) fn sampling(snapshot: &Snapshot) -> String {
     let sites = || snapshot.processes.iter().flat_map(|process| &process.sites);
     let followed = sites().filter(|site| site.sampling > 1.0).count();
     let factor = sites().map(|site| site.sampling).fold(1.0, f64::max);
@@ -157,7 +158,7 @@ fn coverage(rows: &[CoverageRow], page: &mut Page<'_>) -> io::Result<()> {
 }
 
 /// What a row is about: the library by its path, or the process.
-fn subject(row: &CoverageRow) -> String {
+pub(in crate::report) fn subject(row: &CoverageRow) -> String {
     let name = row.path.as_deref().or(row.library.as_deref());
     let name = name.map(|name| escape(name).into_owned());
     match (name, row.pid) {

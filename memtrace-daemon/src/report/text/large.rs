@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use super::{Page, called};
+use super::{Page, called, stack};
 use crate::report::frames::headline;
 use crate::report::human;
 use crate::report::table::{Align, Table};
@@ -11,6 +11,8 @@ use crate::snapshot::{Process, Site, Snapshot};
 
 /// Enough to see what a host is used for.
 const SHOWN: usize = 10;
+/// Up to so many sites have their stacks: then the dump is of few, and asks for them.
+const WITH_STACKS: usize = 3;
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> {
     let found: BTreeSet<(u32, Option<u64>, &str)> = snapshot
@@ -56,8 +58,15 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
             headline(site),
         ]);
     }
-    for line in table.lines(page.width) {
+    let mut lines = table.lines(page.width).into_iter();
+    for head in lines.by_ref().take(1) {
+        page.line(&head)?;
+    }
+    for (line, (_, site)) in lines.zip(&rows) {
         page.line(&line)?;
+        if rows.len() <= WITH_STACKS && !site.frames.is_empty() {
+            stack::write(site, 4, page)?;
+        }
     }
     match rows.len().saturating_sub(SHOWN) {
         0 => Ok(()),

@@ -12,6 +12,7 @@ use std::io::{self, Write};
 
 pub use books::domain_lines;
 pub use foot::loss_lines;
+pub(in crate::report) use foot::{meaning, sampling, subject};
 
 use super::escape::{columns, escape, wrap};
 use super::human;

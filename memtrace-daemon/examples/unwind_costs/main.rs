@@ -1,0 +1,140 @@
+//! What unwinding copied stacks costs, for `cargo xtask bench`: time for a stack of 30 frames
+//! whose rules are known, and whose rules are not; memory with 200 processes that map
+//! libraries of 1 GiB. Prints one line of JSON.
+//!
+//! The libraries are made up and their code is never run; the stacks are as they would be.
+
+mod large;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use memtrace_daemon::record::{Registers, StackCopy};
+use memtrace_daemon::stacks::unwind::own::OwnSpace;
+use memtrace_daemon::stacks::unwind::{Unwinder, Unwound};
+
+use self::large::{FRAME, FUNCTIONS, Library};
+
+/// Frames of a stack.
+const DEPTH: u64 = 30;
+/// Libraries, 1 GiB each.
+const LIBRARIES: usize = 8;
+/// Processes that map them all.
+const PROCESSES: usize = 200;
+/// Different stacks in each process.
+const STACKS: u64 = 200;
+/// How long the warm time is measured; the fastest batch counts.
+const MEASURE: Duration = Duration::from_secs(1);
+/// Unwindings a batch.
+const BATCH: u32 = 100;
+
+fn main() -> anyhow::Result<()> {
+    let libraries = (0..LIBRARIES).map(|_| large::map()).collect::<anyhow::Result<Vec<_>>>()?;
+    let space = OwnSpace::new().context("reading our own mappings")?;
+    let warm = warm(libraries.first().context("no library")?.first, &space)?;
+    let (cold, memory) = many(&libraries, &space)?;
+    let line = serde_json::json!({
+        "frames": DEPTH,
+        "warm_ns": warm.as_nanos(),
+        "cold_ns": cold.as_nanos(),
+        "processes": PROCESSES,
+        "libraries": LIBRARIES,
+        "stacks": PROCESSES as u64 * STACKS,
+        "anonymous_bytes": memory.anonymous,
+        "kept_bytes": memory.kept,
+        "rules": memory.rules,
+    });
+    println!("{line}");
+    Ok(())
+}
+
+/// The fastest time for a stack that was unwound before.
+fn warm(first: u64, space: &OwnSpace) -> anyhow::Result<Duration> {
+    let (mut unwinder, mut space) = (Unwinder::new(), space.clone());
+    let copy = copy(first, &mut 1);
+    check(&unwinder.unwind(&copy, &mut space))?;
+    let (start, mut best) = (Instant::now(), Duration::MAX);
+    while start.elapsed() < MEASURE {
+        let begin = Instant::now();
+        for _ in 0..BATCH {
+            std::hint::black_box(unwinder.unwind(&copy, &mut space));
+        }
+        best = best.min(begin.elapsed() / BATCH);
+    }
+    Ok(best)
+}
+
+struct Memory {
+    /// Growth of this process' anonymous memory, bytes.
+    anonymous: u64,
+    /// What the unwinder says it keeps, bytes.
+    kept: usize,
+    rules: usize,
+}
+
+/// All processes' stacks, each in another library than the one before: the mean time of one,
+/// and the most memory at any time.
+fn many(libraries: &[Library], space: &OwnSpace) -> anyhow::Result<(Duration, Memory)> {
+    let mut spaces = vec![space.clone(); PROCESSES];
+    let mut unwinder = Unwinder::new();
+    let mut seed = 2;
+    let before = anonymous()?;
+    let mut memory = Memory { anonymous: 0, kept: 0, rules: 0 };
+    let (mut spent, mut count) = (Duration::ZERO, 0_u32);
+    for _ in 0..STACKS {
+        for (space, library) in spaces.iter_mut().zip(libraries.iter().cycle()) {
+            let copy = copy(library.first, &mut seed);
+            let begin = Instant::now();
+            let unwound = unwinder.unwind(&copy, space);
+            spent += begin.elapsed();
+            count += 1;
+            check(&unwound)?;
+        }
+        let sizes = unwinder.sizes();
+        memory.anonymous = memory.anonymous.max(anonymous()?.saturating_sub(before));
+        memory.kept = memory.kept.max(sizes.bytes);
+        memory.rules = memory.rules.max(sizes.rules);
+    }
+    Ok((spent / count, memory))
+}
+
+/// A stack of functions chosen at random; the last one is the outermost.
+fn copy(first: u64, seed: &mut u64) -> StackCopy {
+    let mut function = || {
+        // Knuth's linear congruential generator.
+        *seed =
+            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        large::return_address(first, (*seed >> 33) % (FUNCTIONS - 1))
+    };
+    let rip = function();
+    let mut bytes = Vec::with_capacity(DEPTH as usize * FRAME);
+    for depth in 1..DEPTH {
+        let outer = large::return_address(first, FUNCTIONS - 1);
+        let address = if depth == DEPTH - 1 { outer } else { function() };
+        bytes.resize(bytes.len() + FRAME - 8, 0);
+        bytes.extend(address.to_le_bytes());
+    }
+    StackCopy {
+        registers: Registers { rip, rsp: 0x7ffc_0000_1000, ..Registers::default() },
+        slots: Default::default(),
+        exec_pages: 0,
+        whole: true,
+        bytes: bytes.into(),
+    }
+}
+
+fn check(unwound: &Unwound) -> anyhow::Result<()> {
+    let depth = unwound.addresses.len();
+    ensure!(unwound.incomplete.is_none(), "{:?} after {depth} frames", unwound.incomplete);
+    ensure!(depth as u64 == DEPTH, "{depth} frames");
+    Ok(())
+}
+
+/// Anonymous memory of this process, bytes.
+fn anonymous() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next());
+    let kibibytes: u64 = kibibytes.context("no RssAnon in /proc/self/status")?.parse()?;
+    Ok(kibibytes << 10)
+}
