@@ -211,8 +211,11 @@ pub struct StackHead {
     pub exec_pages: u64,
     /// Whether the copy reaches to where the stack ends: 0 or 1.
     pub whole: u64,
+    /// Pages that could not be read, zeros in the copy: bit 0 is the stack pointer's page. They
+    /// were never written to, or are swapped out.
+    pub missing: u64,
 }
-assert_size!(StackHead, 8 * 21 + 16 * 3 + 16);
+assert_size!(StackHead, 8 * 21 + 16 * 3 + 24);
 
 /// Registers in `pt_regs`.
 pub const PT_REGS: usize = 21;

@@ -48,12 +48,14 @@ impl Step {
     /// bytes below the CFA the caller's frame pointer is saved (`None`: it is unchanged).
     #[must_use]
     pub const fn new(by_frame_pointer: bool, offset: u64, saved: Option<u64>) -> Option<Self> {
-        if offset < 8 || offset % 8 != 0 || offset > MAX_COPY as u64 {
+        if offset < 8 || !offset.is_multiple_of(8) || offset > MAX_COPY as u64 {
             return None;
         }
         let words = match saved {
             None => 0,
-            Some(bytes) if bytes % 8 == 0 && bytes >= 16 && bytes <= MAX_COPY as u64 => bytes / 8,
+            Some(bytes) if bytes.is_multiple_of(8) && bytes >= 16 && bytes <= MAX_COPY as u64 => {
+                bytes / 8
+            }
             Some(_) => return None,
         };
         let base = if by_frame_pointer { Self::BY_FRAME_POINTER } else { 0 };

@@ -160,6 +160,7 @@ extern "C" fn mt_send_slot(index: u64) -> u64 {
         let head = &raw mut (*slot).copied.head;
         let stack_pointer = (*head).registers[arch::PT_REGS_SP];
         let length = length(task, stack_pointer);
+        (*head).missing = 0;
         let got = take(slot, stack_pointer, length);
         let exec_pages = task.exec_pages();
         slots(task, &raw mut (*head).slots);
@@ -168,7 +169,8 @@ extern "C" fn mt_send_slot(index: u64) -> u64 {
 
         let space = (*slot).copied.call.space;
         let learned = StepKey { address: 0, space, reserved: 0 };
-        if let Some(pages) = STEPS.get(learned)
+        if (*head).missing == 0
+            && let Some(pages) = STEPS.get(learned)
             && pages.0 == exec_pages
         {
             let start = walk::Start {
@@ -253,26 +255,30 @@ unsafe fn take(slot: *mut CopySlot, stack_pointer: u64, length: u64) -> u64 {
         if bpf_probe_read_user(bytes.cast(), length as u32, stack_pointer as *const c_void) == 0 {
             return length;
         }
-        // Somewhere on the way it ends: page by page.
-        let mut got = 0_u64;
+        // Page by page: what was never written to is not there, and somewhere it ends.
+        let (mut at, mut got, mut missing) = (0_u64, 0_u64, 0_u64);
         let mut round = 0;
         while round < MAX_COPY as u64 / PAGE + 1 {
-            let here = stack_pointer + got;
+            let here = stack_pointer + at;
             let mut part = PAGE - (here & (PAGE - 1));
-            if part > length - got {
-                part = length - got;
+            if part > length - at {
+                part = length - at;
             }
-            let place = arch::opaque(got);
+            let place = arch::opaque(at);
             if part == 0 || part > PAGE || place >= MAX_COPY as u64 {
                 break;
             }
             let to = bytes.add(place as usize).cast();
-            if bpf_probe_read_user(to, part as u32, here as *const c_void) != 0 {
-                break;
+            at += part;
+            // What it cannot read it clears.
+            if bpf_probe_read_user(to, part as u32, here as *const c_void) == 0 {
+                got = at;
+            } else {
+                missing |= 1 << round;
             }
-            got += part;
             round += 1;
         }
+        (*slot).copied.head.missing = missing;
         got
     }
 }

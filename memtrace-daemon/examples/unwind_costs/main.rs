@@ -119,6 +119,7 @@ fn copy(first: u64, seed: &mut u64) -> StackCopy {
         slots: Default::default(),
         exec_pages: 0,
         whole: true,
+        missing: 0,
         bytes: bytes.into(),
     }
 }

@@ -88,6 +88,7 @@ fn copy(head: &StackHead, bytes: &[u8]) -> StackCopy {
         slots: head.slots.map(|[slot, address]| (slot, address)),
         exec_pages: head.exec_pages,
         whole: head.whole != 0,
+        missing: head.missing,
         bytes: bytes.into(),
     }
 }

@@ -9,6 +9,18 @@ use zeroize::Zeroize;
 use super::Record;
 use crate::snapshot::{Taken, TakenBy};
 
+/// Set in an address of a stack that is where its frame was, not where a call returns to: what a
+/// signal interrupted, and functions that are put on a stack without being called. User
+/// addresses have less than 48 bits.
+pub const EXACT: u64 = 1 << 63;
+
+/// Where the code is that an address of a stack, or its offset in a file, stands for: the call is
+/// before the return address, and may be the last instruction of its function or its mapping.
+#[must_use]
+pub const fn code_at(address: u64) -> u64 {
+    if address & EXACT == 0 { address.saturating_sub(1) } else { address & !EXACT }
+}
+
 /// A call of a library function that gave memory, or failed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -75,6 +87,8 @@ pub struct StackCopy {
     pub exec_pages: u64,
     /// Whether the copy reaches to where the stack ends, as far as the kernel side knows.
     pub whole: bool,
+    /// Pages that could not be read: bit 0 is the stack pointer's page.
+    pub missing: u64,
     /// The stack from `registers.rsp` on.
     pub bytes: Box<[u8]>,
 }
@@ -117,6 +131,8 @@ impl CopiedCall {
     }
 }
 
+/// Bytes of a page.
+const PAGE: u64 = 4_096;
 /// Deepest stack that is followed by frame pointers, as in the kernel.
 const MAX_FRAMES: usize = MAX_USER_FRAMES;
 
@@ -142,6 +158,13 @@ impl StackCopy {
         addresses
     }
 
+    /// Whether an address within the copy lies in a page that could not be read.
+    #[must_use]
+    pub const fn is_missing(&self, address: u64) -> bool {
+        let page = (address / PAGE).wrapping_sub(self.registers.rsp / PAGE);
+        page < 64 && self.missing >> page & 1 != 0
+    }
+
     fn word(&self, address: u64) -> Option<u64> {
         let at = usize::try_from(address.checked_sub(self.registers.rsp)?).ok()?;
         let bytes = self.bytes.get(at..at.checked_add(8)?)?;
@@ -151,13 +174,14 @@ impl StackCopy {
 
 impl fmt::Debug for StackCopy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { registers, slots, exec_pages, whole, bytes } = self;
+        let Self { registers, slots, exec_pages, whole, missing, bytes } = self;
         formatter
             .debug_struct("StackCopy")
             .field("registers", registers)
             .field("slots", slots)
             .field("exec_pages", exec_pages)
             .field("whole", whole)
+            .field("missing", missing)
             .field("bytes", &bytes.len())
             .finish()
     }
@@ -182,6 +206,7 @@ mod tests {
             slots: [(0x1010, 0x22), (0, 0), (0, 0)],
             exec_pages: 0,
             whole: true,
+            missing: 0,
             bytes: bytes.into(),
         };
         // The second frame's slot held the trampoline; the third frame is outside.

@@ -15,7 +15,7 @@ use memtrace_common::{
 };
 
 pub use anchor::Anchor;
-pub use call::{Call, CopiedCall, Registers, StackCopy, Stage};
+pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
 
 use crate::snapshot::{CoverageRow, Frame, Taken};
 
@@ -83,7 +83,7 @@ pub struct RawStack {
     pub key: StackKey,
     /// Whose addresses they are.
     pub origin: StackOrigin,
-    /// Return addresses, innermost first.
+    /// Return addresses, innermost first; with [`EXACT`] what is none.
     pub addresses: Arc<[u64]>,
     /// How they were taken.
     pub taken: Taken,

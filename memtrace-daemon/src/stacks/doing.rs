@@ -31,7 +31,9 @@ pub enum Thing {
     PerfMap(u32),
     /// Opening the file with this device and inode number.
     Open(u64, u64),
-    /// Reading symbols of this file.
+    /// Reading debug information and symbols of this file.
+    Lines(FileKey),
+    /// Reading only the symbols of this file.
     Symbols(FileKey),
 }
 

@@ -44,6 +44,10 @@ pub struct ElfFacts {
     /// Whether it has debug information that is within limits; else names come from symbols
     /// alone.
     pub debug: bool,
+    /// Where its units are in the file, bytes.
+    pub info: Range<u64>,
+    /// Where the abbreviations that these use are, bytes.
+    pub abbreviations: Range<u64>,
     /// Whether some of that is compressed.
     pub compressed: bool,
     /// Whether it has symbols in a compressed file of its own (`.gnu_debugdata`).
@@ -159,7 +163,7 @@ fn take_sections<'a>(
     if sections.len() > MAX_SECTIONS {
         return Err("it has more sections than any program");
     }
-    let (mut debug, mut inflated, mut info) = (0_u64, 0_u64, false);
+    let (mut debug, mut inflated) = (0_u64, 0_u64);
     let mut within_limits = true;
     let (mut full, mut full_strings) = (None, None);
     let (mut exported, mut exported_strings) = (None, None);
@@ -199,7 +203,11 @@ fn take_sections<'a>(
             }
             _ if name.starts_with(b".debug_") => {
                 debug = debug.saturating_add(bytes);
-                info |= name == b".debug_info" && bytes > 0;
+                match name {
+                    b".debug_info" => facts.info = range.unwrap_or_default(),
+                    b".debug_abbrev" => facts.abbreviations = range.unwrap_or_default(),
+                    _ => {}
+                }
                 within_limits &= match name {
                     b".debug_abbrev" => bytes <= MAX_ABBREVIATIONS,
                     b".debug_aranges" => bytes <= MAX_ARANGES,
@@ -219,6 +227,7 @@ fn take_sections<'a>(
     };
     let tables = [table(full, full_strings), table(exported, exported_strings)];
     facts.tables = tables.into_iter().flatten().collect();
+    let info = !facts.info.is_empty();
     facts.debug = info && within_limits && debug <= MAX_DEBUG && inflated <= MAX_INFLATED;
     Ok(())
 }

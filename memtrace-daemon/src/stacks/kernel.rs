@@ -230,9 +230,11 @@ ffffffff81000200 T load_msg
 ffffffff81000300 T _etext
 ffffffffc0001000 t first\t[nvidia]
 ffffffffc0001100 t second\t[nvidia]
+ffffffffc0009000 t uvm_va_block_alloc\t[nvidia_uvm]
 ffffffffc0100000 t bpf_prog_6deef7357e7b4530_mt_kmalloc\t[bpf]
 ";
-    const MODULES: &str = "nvidia 8192 3 nvidia_uvm, Live 0xffffffffc0001000 (POE)\n";
+    const MODULES: &str = "nvidia_uvm 4096 0 - Live 0xffffffffc0009000 (POE)\n\
+                           nvidia 8192 3 nvidia_uvm, Live 0xffffffffc0001000 (POE)\n";
 
     fn table() -> Table {
         Table::parse(KALLSYMS.as_bytes(), modules(MODULES.as_bytes()))
@@ -257,6 +259,9 @@ ffffffffc0100000 t bpf_prog_6deef7357e7b4530_mt_kmalloc\t[bpf]
         let nvidia = Some("nvidia".to_owned());
         assert_eq!(find(0xffff_ffff_c000_1110), Some(("second".into(), nvidia, 0x10)));
         assert_eq!(find(0xffff_ffff_c000_3002), None);
+        let uvm = Some("nvidia_uvm".to_owned());
+        let named = ("uvm_va_block_alloc".to_owned(), uvm, 0x21);
+        assert_eq!(find(0xffff_ffff_c000_9021), Some(named));
     }
 
     #[test]

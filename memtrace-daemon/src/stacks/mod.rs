@@ -7,6 +7,7 @@
 //! take long.
 
 mod allocator;
+mod audit;
 mod demangle;
 mod doing;
 mod elf;

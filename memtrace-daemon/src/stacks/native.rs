@@ -15,7 +15,7 @@ use super::sigbus;
 use super::symbols::{Function, Symbols};
 use crate::expendable::Worker;
 use crate::host::text::limited;
-use crate::record::StackLabel;
+use crate::record::{EXACT, StackLabel};
 use crate::snapshot::{Frame, FrameKind};
 
 /// Places whose frames are remembered, some 300 bytes each: more than a full table of sites has.
@@ -48,7 +48,7 @@ impl Namer {
     fn place(&mut self, place: &Place, also: &[u64]) -> (Arc<[Frame]>, String) {
         match place {
             Place::InFile(file, offset) => {
-                let identity = format!("{}+{offset:#x}", file.identity());
+                let identity = format!("{}+{:#x}", file.identity(), offset & !EXACT);
                 (self.in_file(file, *offset, also), identity)
             }
             Place::Jit(name) => (Arc::new([self.jit(name)]), name.identity.clone()),
@@ -103,7 +103,12 @@ impl Namer {
     ) -> Result<Vec<Function>, String> {
         let before = sigbus::replaced();
         let Self { symbols, at, .. } = self;
-        let result = at.during(Thing::Symbols(file.key), || symbols.name(file, offset, also))?;
+        let result = at
+            .during(Thing::Lines(file.key), || symbols.name(file, offset, also, true))
+            // What blocks or takes for ever may be the debug information.
+            .or_else(|_| {
+                at.during(Thing::Symbols(file.key), || symbols.name(file, offset, also, false))
+            })?;
         if sigbus::replaced() != before {
             symbols.forget(file.key);
             return Err(format!("{} was cut short while it was read", file.module));
@@ -167,7 +172,7 @@ pub fn unnamed(stack: &PlacedStack, why: &str) -> StackLabel {
     for place in stack.places.iter() {
         let (frame, id) = match place {
             Place::InFile(file, offset) => {
-                (bare(file, *offset), format!("{}+{offset:#x}", file.identity()))
+                (bare(file, *offset), format!("{}+{:#x}", file.identity(), offset & !EXACT))
             }
             Place::Jit(name) => {
                 let symbol = Some(name.symbol.as_str().into());
@@ -192,7 +197,7 @@ fn bare(file: &OpenFile, offset: u64) -> Frame {
         kind: FrameKind::Native,
         module: Some(file.module.clone()),
         build_id: file.facts.build_id.clone(),
-        offset: Some(offset),
+        offset: Some(offset & !EXACT),
         ..Frame::default()
     }
 }

@@ -18,7 +18,7 @@ use super::maps::Row;
 use super::perfmap::PerfMaps;
 use crate::expendable::{Worker, lock};
 use crate::host::process;
-use crate::record::{RawStack, StackKey, StackLabel, StackOrigin};
+use crate::record::{EXACT, RawStack, StackKey, StackLabel, StackOrigin, code_at};
 use crate::snapshot::{Frame, FrameKind};
 
 /// Why a stack ends at an address that is in no executable mapping.
@@ -27,7 +27,7 @@ const ASTRAY: &str = "the walk by frame pointers ended here";
 /// Where an address is.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// In a file, at this offset in it.
+    /// In a file, at this offset in it, with [`EXACT`] where the address has it.
     InFile(Arc<OpenFile>, u64),
     /// In code made at run time that a perf map names.
     Jit(Arc<JitName>),
@@ -150,8 +150,7 @@ impl Placer {
 
     fn find(&self, stack: &RawStack, tgid: u32, space: u32) -> Vec<Option<Row>> {
         let mut spaces = lock(&self.mapped.spaces);
-        // The call is before the return address, and may be the last of its mapping.
-        let find = |address: &u64| spaces.find(tgid, space, address.saturating_sub(1));
+        let find = |address: &u64| spaces.find(tgid, space, code_at(*address));
         stack.addresses.iter().map(find).collect()
     }
 
@@ -164,7 +163,7 @@ impl Placer {
         search: &mut JitSearch,
         place: &mut Place,
     ) {
-        let inside = address.saturating_sub(1);
+        let inside = code_at(address);
         let mut found = self.perf_maps.find(space, inside);
         if found.is_none() && !search.read {
             // Once a stack: what its process has compiled by now was written before.
@@ -219,10 +218,10 @@ impl Worker for Placer {
 
 /// The place of an address in a mapping, whose file could be opened or not.
 fn place(file: &Result<Arc<OpenFile>, String>, row: &Row, address: u64) -> Place {
-    let offset = row.file_offset(address);
+    let offset = row.file_offset(address & !EXACT);
     match file {
         _ if row.inode == 0 => special(row, offset),
-        Ok(file) => Place::InFile(Arc::clone(file), offset),
+        Ok(file) => Place::InFile(Arc::clone(file), offset | address & EXACT),
         Err(reason) => {
             let module = files::shown(row);
             let identity = format!("{module}+{offset:#x}");

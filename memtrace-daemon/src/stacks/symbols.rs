@@ -14,10 +14,12 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::audit;
 use super::demangle::demangled;
 use super::files::{FileKey, OpenFile};
 use super::scan;
 use crate::host::text::text;
+use crate::record::code_at;
 
 /// Files that are kept open for their symbols. Each takes two descriptors at most.
 const MAX_FILES: usize = 48;
@@ -34,8 +36,9 @@ const CLOSE_AFTER: Duration = Duration::from_secs(60);
 const MAX_INLINED: usize = 16;
 /// Most names found by search that are remembered.
 const MAX_SEARCHED: usize = 8_192;
-/// Most files remembered whose debug information does not fit.
+/// Most files remembered whose debug information does not fit, and that were looked through.
 const MAX_HEAVY: usize = 4_096;
+const MAX_AUDITED: usize = 4_096;
 
 /// A function at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +57,8 @@ pub struct Symbols {
     open: Vec<Held>,
     /// Files whose debug information alone takes more than there is room for.
     heavy: FxHashSet<FileKey>,
+    /// Files whose debug information was looked through, and whether it may be read.
+    audited: FxHashMap<FileKey, bool>,
     searched: FxHashMap<(FileKey, u64), Option<String>>,
     /// How much memory we have.
     statm: Option<File>,
@@ -78,13 +83,13 @@ impl Symbols {
             .enable_demangling(false)
             .set_debug_dirs(Some(std::iter::empty::<&Path>()))
             .build();
-        let (open, heavy, searched) = Default::default();
+        let (open, heavy, audited, searched) = Default::default();
         let statm = File::open("/proc/self/statm").ok();
-        Self { symbolizer, open, heavy, searched, statm }
+        Self { symbolizer, open, heavy, audited, searched, statm }
     }
 
     /// The functions at an offset in a file, innermost first: all but the last are inlined.
-    /// `also` are offsets that will be asked for next.
+    /// `also` are offsets that will be asked for next; without `lines` only symbols are read.
     ///
     /// # Errors
     /// Why there is none, for a frame's reason.
@@ -93,19 +98,20 @@ impl Symbols {
         file: &Arc<OpenFile>,
         offset: u64,
         also: &[u64],
+        lines: bool,
     ) -> Result<Vec<Function>, String> {
         if let Some(why) = file.facts.refused {
             return Err(format!("{}: {why}", file.module));
         }
         // The call is before the return address: so is its line.
-        let address = |offset: u64| file.facts.address(offset.saturating_sub(1));
+        let address = |offset: u64| file.facts.address(code_at(offset));
         let Some(at) = address(offset) else {
             return Err(format!("{} loads nothing from there", file.module));
         };
         self.hold(file);
         let before = self.anonymous();
         let also: Vec<u64> = also.iter().filter_map(|offset| address(*offset)).collect();
-        let result = self.look_up(file, at, &also);
+        let result = self.look_up(file, at, &also, lines);
         let cost = self.anonymous().saturating_sub(before);
         self.account(file, cost);
         result
@@ -116,10 +122,11 @@ impl Symbols {
         file: &OpenFile,
         address: u64,
         also: &[u64],
+        lines: bool,
     ) -> Result<Vec<Function>, String> {
         let mut why = None;
         for part in file.separate.as_deref().into_iter().chain([file]) {
-            if self.may_debug(part) {
+            if lines && self.may_debug(part) {
                 match self.ask(part, address, true) {
                     Ok(Symbolized::Sym(symbol)) => {
                         return Ok(self.with_lines(part, address, &symbol));
@@ -144,7 +151,7 @@ impl Symbols {
 
     /// Whether debug information is read in a file: where that is bounded, and opens nothing
     /// by a name that the file has in it.
-    fn may_debug(&self, file: &OpenFile) -> bool {
+    fn may_debug(&mut self, file: &OpenFile) -> bool {
         file.facts.debug
             && !self.heavy.contains(&file.key)
             && file.facts.link.is_none()
@@ -152,6 +159,15 @@ impl Symbols {
             // What is compressed may be more than it says.
             && (file.trusted || !file.facts.compressed)
             && file.facts.alternate.as_deref().is_none_or(|path| harmless(file, path))
+            && self.passes(file)
+    }
+
+    fn passes(&mut self, file: &OpenFile) -> bool {
+        if self.audited.len() >= MAX_AUDITED {
+            self.audited.clear();
+        }
+        let passes = || audit::passes(file.file(), &file.facts, file.trusted);
+        *self.audited.entry(file.key).or_insert_with(passes)
     }
 
     fn ask(&self, file: &OpenFile, address: u64, debug: bool) -> blazesym::Result<Symbolized<'_>> {

@@ -138,6 +138,39 @@ fn memory_that_is_no_file_says_so() {
     assert_eq!(*label.identity, ["anonymous", "unmapped"]);
 }
 
+#[test]
+fn code_made_at_run_time_is_named_by_its_perf_map() {
+    // SAFETY: a fresh page, executable, never run; unmapped below.
+    let page = unsafe {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(std::ptr::null_mut(), 4_096, protection, flags, -1, 0)
+    };
+    let at = page as u64;
+    let map = PathBuf::from(format!("/tmp/perf-{}.map", std::process::id()));
+    let line = format!("{at:x} 20 py::load:/srv/serve.py\n{:x} 20 JS:*f /x.js:3:1\n", at + 0x20);
+    std::fs::write(&map, line).unwrap();
+    let names = Names::new();
+    let label = names.user(std::process::id(), 1, &[at + 8, at + 0x20, at + 0x28, at + 0x50]);
+    std::fs::remove_file(&map).unwrap();
+    // What was read is still known.
+    let later = names.user(std::process::id(), 1, &[at + 9]);
+    // SAFETY: mapped above.
+    unsafe { libc::munmap(page, 4_096) };
+    let frame = &label.frames[0];
+    assert_eq!((frame.kind, frame.symbol.as_deref()), (FrameKind::Python, Some("load")));
+    assert_eq!(frame.file.as_deref(), Some("/srv/serve.py"));
+    // A call may be the last instruction of its function.
+    assert_eq!(label.frames[1].symbol.as_deref(), Some("load"));
+    let script = &label.frames[2];
+    assert_eq!((script.symbol.as_deref(), script.line), (Some("f"), Some(3)));
+    assert_eq!(label.frames[3].symbol, None);
+    let identity =
+        ["py::load:/srv/serve.py", "py::load:/srv/serve.py", "js:f /x.js:3:1", "anonymous"];
+    assert_eq!(*label.identity, identity);
+    assert_eq!(later.identity[0], label.identity[0]);
+}
+
 /// A child that waits for its input; it is ended and reaped when dropped.
 struct Waiting(Child);
 

@@ -2,11 +2,17 @@
 
 use crate::record::StackCopy;
 
+/// What lies so many bytes beyond a copy may be the same stack's; farther away nothing that is
+/// copied leads.
+const NEAR: u64 = 64 << 20;
+
 /// Why a word cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outside {
     /// It lies beyond the end of the copy.
     Beyond,
+    /// It lies in a page that could not be copied.
+    Missing,
     /// It lies elsewhere.
     Elsewhere,
 }
@@ -33,13 +39,17 @@ impl<'a> Memory<'a> {
         self.start().saturating_add(self.copy.bytes.len() as u64)
     }
 
+    /// Lowest address that is not on this stack, copied or not, as far as can be told.
+    pub const fn reach(&self) -> u64 {
+        if self.copy.whole { self.end() } else { self.end().saturating_add(NEAR) }
+    }
+
     /// `size` bytes, at most eight, as a number.
     pub fn read(&self, address: u64, size: usize) -> Result<u64, Outside> {
         if address < self.start() {
             return Err(Outside::Elsewhere);
         }
-        // Far away is not "cut": nothing of what is copied leads there.
-        let beyond = if address < self.end().saturating_add(1 << 26) {
+        let beyond = if address < self.end().saturating_add(NEAR) {
             Outside::Beyond
         } else {
             Outside::Elsewhere
@@ -47,6 +57,10 @@ impl<'a> Memory<'a> {
         let offset = usize::try_from(address - self.start()).map_err(|_| Outside::Elsewhere)?;
         let bytes =
             self.copy.bytes.get(offset..).and_then(|rest| rest.get(..size)).ok_or(beyond)?;
+        let last = address.saturating_add(size.saturating_sub(1) as u64);
+        if self.copy.is_missing(address) || self.copy.is_missing(last) {
+            return Err(Outside::Missing);
+        }
         let mut word = [0; 8];
         word.get_mut(..size).ok_or(Outside::Elsewhere)?.copy_from_slice(bytes);
         Ok(u64::from_le_bytes(word))
@@ -60,8 +74,8 @@ impl<'a> Memory<'a> {
             .ok()
             .and_then(|offset| self.copy.bytes.get(offset..)?.first_chunk::<8>());
         match word {
-            Some(word) => Ok(u64::from_le_bytes(*word)),
-            None => self.read(address, 8),
+            Some(word) if self.copy.missing == 0 => Ok(u64::from_le_bytes(*word)),
+            _ => self.read(address, 8),
         }
     }
 

@@ -12,7 +12,7 @@ use super::memory::{Memory, Outside};
 use super::registers::{COUNT, Cpu, KEPT, OF_SIGNAL, RBP, RIP, RSP};
 use super::rule::{Cfa, Full, Plain, Rule, Value};
 use super::{AddressSpace, Code, MAX_ADDRESSES, MAX_DEPTH, Unwound, code, fold};
-use crate::record::StackCopy;
+use crate::record::{EXACT, StackCopy};
 use crate::stacks::files::OpenFile;
 
 /// Where the registers are in a signal's `ucontext`, bytes.
@@ -23,6 +23,8 @@ const UCONTEXT_REGISTERS: u64 = 40;
 pub enum Stop {
     /// The stack goes on beyond what was copied.
     Beyond,
+    /// A page of the stack was not to be had.
+    Missing,
     /// A frame lies elsewhere.
     Elsewhere,
     /// An address lies in no code.
@@ -45,6 +47,7 @@ impl From<Outside> for Stop {
     fn from(outside: Outside) -> Self {
         match outside {
             Outside::Beyond => Self::Beyond,
+            Outside::Missing => Self::Missing,
             Outside::Elsewhere => Self::Elsewhere,
         }
     }
@@ -139,7 +142,7 @@ impl<'a> Walk<'a> {
             if self.addresses.len() >= MAX_DEPTH {
                 return Err(Stop::Deep);
             }
-            self.addresses.push(address);
+            self.addresses.push(if self.exact { address | EXACT } else { address });
             match self.frame(address, code)? {
                 Next::Frame => {}
                 Next::None => return Ok(()),
@@ -173,10 +176,32 @@ impl<'a> Walk<'a> {
                 Ok(Next::None)
             }
             Rule::Signal => self.signal(),
+            Rule::Nothing if self.begins(&image, offset) => {
+                self.mark_exact();
+                Ok(Next::None)
+            }
             Rule::Nothing => {
                 self.frame_pointer(format!("no unwind info for {}", name(image.file())))
             }
             Rule::Damaged(why) => Err(Stop::Because(format!("{} {why}", name(image.file())))),
+        }
+    }
+
+    /// Whether a function that nobody returns from begins right behind `offset`: what starts a
+    /// coroutine or a thread is put on its stack as if it had called.
+    fn begins(&mut self, image: &InImage, offset: u64) -> bool {
+        let behind = offset.saturating_add(1);
+        !self.exact
+            && matches!(
+                self.files.rule(self.context, self.space, image.file(), behind, true),
+                Ok(Rule::End)
+            )
+    }
+
+    /// The last address is where it says, not behind a call.
+    fn mark_exact(&mut self) {
+        if let Some(last) = self.addresses.last_mut() {
+            *last |= EXACT;
         }
     }
 
@@ -300,18 +325,21 @@ impl<'a> Walk<'a> {
     }
 
     fn interrupted(&mut self, interrupted: Cpu) -> Result<Next, Stop> {
+        // The handler returns to the first instruction of its restorer.
+        self.mark_exact();
         let before = self.cpu.get(RSP).ok_or(Stop::UnknownRegister)?;
         let stack_pointer = interrupted.get(RSP).ok_or(Stop::UnknownRegister)?;
         self.cpu = interrupted;
         self.exact = true;
-        if stack_pointer > before && stack_pointer < self.memory.end() {
+        // Beyond the end of a copy that is cut, the next frame says so.
+        if stack_pointer > before && stack_pointer < self.memory.reach() {
             return Ok(Next::Frame);
         }
         // Where it was interrupted is known nevertheless.
         let address = self.cpu.get(RIP).ok_or(Stop::UnknownRegister)?;
         let code = self.space.find(address);
         if !matches!(code, Code::Nowhere) && self.addresses.len() < MAX_DEPTH {
-            self.addresses.push(address);
+            self.addresses.push(address | EXACT);
         }
         Err(Stop::Interrupted)
     }
@@ -360,6 +388,7 @@ impl<'a> Walk<'a> {
 fn sentence(stop: Stop, cut: bool) -> String {
     match stop {
         Stop::Beyond if cut => "truncated copy".into(),
+        Stop::Missing => "a page of the stack could not be read (swapped out?)".into(),
         Stop::Beyond => "the stack goes on where its copy ends".into(),
         Stop::Elsewhere => "a frame lies outside the stack".into(),
         Stop::NotCode => "a return address lies in no code (a damaged stack, or the \

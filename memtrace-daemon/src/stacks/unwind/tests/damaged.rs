@@ -58,7 +58,7 @@ proptest! {
     ) {
         let [rip, rsp, rbp, rbx, r12, r13, r14, r15] = words;
         let registers = Registers { rip, rsp, rbp, rbx, r12, r13, r14, r15 };
-        let copy = StackCopy { registers, slots, exec_pages: 0, whole, bytes: bytes.into() };
+        let copy = StackCopy { registers, slots, exec_pages: 0, missing: 0, whole, bytes: bytes.into() };
         let unwound = unwound(&copy);
         prop_assert!(unwound.incomplete.is_some());
     }

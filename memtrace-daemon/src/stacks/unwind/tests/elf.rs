@@ -205,6 +205,7 @@ pub fn copy(rip: u64, rbp: u64, words: &[u64]) -> StackCopy {
         slots: Default::default(),
         exec_pages: 0,
         whole: true,
+        missing: 0,
         bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect(),
     }
 }

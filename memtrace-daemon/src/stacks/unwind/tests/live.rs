@@ -199,6 +199,27 @@ fn a_signal_handlers_stack_goes_on_where_it_was_interrupted() {
 }
 
 #[test]
+fn a_signal_handlers_copy_that_ends_before_the_interrupted_frame_is_cut() {
+    let mut capture = raise(libc::SIGURG, 0, stack_end());
+    let whole = capture.check().addresses;
+    // The frame of the signal itself has some 900 bytes; the handler's frames come before.
+    capture.copy.whole = false;
+    let bytes = capture.copy.bytes.to_vec();
+    let mut cut = Vec::new();
+    for length in (0..bytes.len()).step_by(256) {
+        capture.copy.bytes = bytes[..length].into();
+        let unwound = capture.unwound();
+        // The end of a thread's stack is no frame's.
+        if unwound.addresses.len() < whole.len() {
+            assert_eq!(unwound.incomplete.as_deref(), Some("truncated copy"), "{length}");
+        }
+        assert_eq!(unwound.addresses, whole[..unwound.addresses.len()]);
+        cut.push(unwound.addresses.len());
+    }
+    assert!(cut.is_sorted() && cut.len() > 4, "{cut:?}");
+}
+
+#[test]
 fn on_an_alternate_stack_the_interrupted_one_is_missing() {
     let capture = std::thread::spawn(|| {
         let mut memory = vec![0_u64; 64 << 10 >> 3];
@@ -222,7 +243,10 @@ fn on_an_alternate_stack_the_interrupted_one_is_missing() {
     assert_eq!(why, Some("the interrupted stack is not in the copy"));
     let known = unwound.addresses.len();
     assert!(known >= 4, "{unwound:x?}");
-    assert_eq!(hex(&unwound.addresses[1..]), hex(&capture.truth[1..known]));
+    assert_eq!(hex(&plain(&unwound.addresses[1..])), hex(&capture.truth[1..known]));
+    let exact = unwound.addresses.iter().filter(|address| **address & EXACT != 0).count();
+    // The restorer, and where the signal came.
+    assert_eq!(exact, 2);
 }
 
 #[test]

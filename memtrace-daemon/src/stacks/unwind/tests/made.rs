@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::elf::{CODE, Elf, STACK, copy, frames};
 use super::*;
+use crate::stacks::files::OpenFile;
+use crate::stacks::unwind::rule::Rule;
+use crate::stacks::unwind::{AddressSpace, Code};
 
 /// The CFA is `rsp`+24, `rbp` below the return address; then the outermost frame.
 const TWO: [(u64, u64, &[u8]); 2] =
@@ -144,12 +147,12 @@ fn a_restorer_without_unwind_information_is_known_by_its_code() {
         let restorer = mapped.code + at;
         let one = unwound(&copy(restorer, 0, &words));
         // The interrupted function had just begun: it is no return address.
-        assert_eq!((one.incomplete, one.addresses), (None, vec![restorer, outer]));
+        assert_eq!((one.incomplete, one.addresses), (None, vec![restorer | EXACT, outer | EXACT]));
         assert_eq!(one.steps, []);
         // The interrupted stack is another one.
         words[5 + 15] = STACK - 320;
         let other = unwound(&copy(restorer, 0, &words));
-        assert_eq!(other.addresses, [restorer, outer]);
+        assert_eq!(other.addresses, [restorer | EXACT, outer | EXACT]);
         let why = other.incomplete.unwrap();
         assert_eq!(why, "the interrupted stack is not in the copy");
     }
@@ -186,4 +189,47 @@ fn what_is_unused_is_closed() {
     unwinder.files.close_unused(Instant::now() + Duration::from_secs(70));
     assert_eq!(unwinder.sizes(), Default::default());
     assert_eq!(unwinder.unwind(&copy, &mut space), first);
+}
+
+#[test]
+fn the_vdso_is_followed() {
+    let (mut unwinder, mut space) = (Unwinder::new(), OwnSpace::new().unwrap());
+    let length = crate::stacks::unwind::vdso::image().unwrap().len() as u64;
+    let (files, context) = (&mut unwinder.files, &mut unwinder.context);
+    let mut rules = (0..length)
+        .map(|offset| files.rule(context, &mut space, None, offset, true).unwrap())
+        .filter(|rule| matches!(rule, Rule::Plain(_)));
+    assert!(rules.nth(100).is_some());
+}
+
+/// A space whose files must not be read.
+struct Shunned(OwnSpace);
+
+impl AddressSpace for Shunned {
+    fn find(&mut self, address: u64) -> Code {
+        self.0.find(address)
+    }
+
+    fn bytes(&mut self, address: u64, into: &mut [u8]) -> usize {
+        self.0.bytes(address, into)
+    }
+
+    fn begin_reading(&mut self, file: Option<&OpenFile>) -> Result<(), String> {
+        Err(format!("{} is not read", file.unwrap().module))
+    }
+}
+
+#[test]
+fn a_file_that_must_not_be_read_is_not_read_until_it_may_be() {
+    let (eh_frame, table) = frames(false, "zR", &TWO);
+    let mapped = Elf { eh_frame, table, ..Elf::default() }.map();
+    let copy = copy(mapped.code + 0x180, 0, &[1, 0, mapped.code + 0x280]);
+    let (mut unwinder, space) = (Unwinder::new(), OwnSpace::new().unwrap());
+    let unwound = unwinder.unwind(&copy, &mut Shunned(space.clone()));
+    assert!(unwound.incomplete.unwrap().ends_with(" is not read"));
+    assert_eq!(unwinder.sizes(), Default::default());
+    let mut space = space;
+    assert_eq!(unwinder.unwind(&copy, &mut space).incomplete, None);
+    // What is known needs no reading.
+    assert_eq!(unwinder.unwind(&copy, &mut Shunned(space)).incomplete, None);
 }
