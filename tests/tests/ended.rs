@@ -40,7 +40,7 @@ fn a_process_that_has_ended_has_the_same_names() -> Result<()> {
             notes: &notes,
             names: &names,
             wanted: Wanted::Exact,
-            cut_off: &["signal handler, other stack"],
+            cut_off: &["signal handler, other stack", "coroutine"],
         });
         table.finish()
     })

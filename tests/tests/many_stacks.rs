@@ -24,9 +24,9 @@ const TIMES: u64 = 50;
 
 /// The functions on the way, innermost first: the path's bits from the highest one used on.
 fn functions_of(path: u64) -> Vec<&'static str> {
-    let levels = (0..16).rev().map(|level| if path >> level & 1 == 1 { "b" } else { "a" });
+    let levels = (0..16).rev().map(|level| if path >> level & 1 == 1 { "right" } else { "left" });
     // The first function is called with the whole path, whatever it is.
-    levels.chain(["a", "main"]).collect()
+    levels.chain(["left", "main"]).collect()
 }
 
 /// Holds the leaking path's site against what is true, and looks for stacks that were merged.
@@ -120,7 +120,7 @@ fn a_path_is_one_site_whichever_way_its_stack_was_taken() -> Result<()> {
     for site in process.sites("cuda") {
         let names = site.frames.iter().filter_map(|frame| frame.symbol.as_deref());
         let levels: Vec<_> = names.skip(1).take(16).collect();
-        let bits = levels.iter().fold(0_u64, |path, name| path << 1 | u64::from(*name == "b"));
+        let bits = levels.iter().fold(0_u64, |path, name| path << 1 | u64::from(*name == "right"));
         let stack = site.stack.as_ref().context("not said how the stack was taken")?;
         *ways.entry(&stack.taken).or_insert(0) += 1;
         ensure!(stack.complete, "{stack:?}");

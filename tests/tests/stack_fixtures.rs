@@ -49,6 +49,7 @@ fn every_flavour_of_c_notes_every_shape() -> Result<()> {
         check("signal handler, other stack", &["signal_inner", "on_other_stack", "signals"])?;
         check("second thread", &["thread_inner", "in_thread"])?;
         check("coroutine", &["coroutine_inner", "coroutine"])?;
+        check("names of one letter", &["i", "b", "main"])?;
         check("below qsort", &["compare", "sorting", "main"])?;
         ensure!(notes.named("200 frames")?.frames.len() >= 203, "{flavour}: not 200 deep");
         let cpu = std::fs::read_to_string("/proc/cpuinfo")?;

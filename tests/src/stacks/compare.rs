@@ -25,7 +25,8 @@ pub enum Wanted {
 pub enum Depth {
     /// Equal to the noted one, and said to be whole.
     Whole,
-    /// The noted one from its inner end on, and said to be cut off, with a reason.
+    /// The noted one from its inner end on, and said to be cut off, with a reason: nobody who
+    /// sees what memtrace sees can know that there is no more.
     CutOff,
 }
 
@@ -58,7 +59,7 @@ pub struct Comparison<'a> {
     pub names: &'a Names,
     /// What is asked of names.
     pub wanted: Wanted,
-    /// Notes of which a part is all that can be had.
+    /// Notes of which a part is all that can be had, or of which nothing says that it is all.
     pub cut_off: &'a [&'a str],
 }
 
@@ -155,7 +156,7 @@ impl Pair<'_> {
             Depth::CutOff => {
                 ensure!(!stack.complete, "called whole, which it is not\n{}", self.both());
                 ensure!(stack.reason.is_some(), "cut off, and no reason");
-                ensure!(!calls.is_empty() && calls.len() < note.frames.len(), "{}", self.both());
+                ensure!(!calls.is_empty() && calls.len() <= note.frames.len(), "{}", self.both());
             }
         }
         for (index, call) in calls.iter().enumerate() {

@@ -74,9 +74,14 @@ fn addr2line(file: &Path, addresses: BTreeSet<u64>) -> anyhow::Result<BTreeMap<u
             at = Some(u64::from_str_radix(digits, 16).context("an address of addr2line")?);
             continue;
         }
-        lines.next().context("a function without its place")?;
-        let of_address = found.entry(at.context("a function without an address")?).or_default();
-        of_address.push(line.to_owned());
+        let place = lines.next().context("a function without its place")?;
+        // Without debug information, and so without a line, it is the nearest symbol, whatever
+        // that is.
+        let digit = place.rsplit(':').next().and_then(|line| line.chars().next());
+        if digit.is_some_and(|digit| ('1'..='9').contains(&digit)) || line == "_start" {
+            let at = at.context("a function without an address")?;
+            found.entry(at).or_default().push(line.to_owned());
+        }
     }
     Ok(found)
 }

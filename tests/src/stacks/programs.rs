@@ -148,8 +148,6 @@ impl Root {
         // libgcc, which backtrace() loads by itself.
         let libgcc = Path::new("/lib/x86_64-linux-gnu/libgcc_s.so.1");
         self.put(libgcc, libgcc)?;
-        std::fs::create_dir_all(self.inside(Path::new("/proc")))?;
-        std::fs::create_dir_all(self.inside(Path::new("/tmp")))?;
         Ok(())
     }
 
@@ -157,7 +155,8 @@ impl Root {
     /// ids: the program has process id 1 there.
     #[must_use]
     pub fn container(&self, program: &Path) -> Command {
-        let script = "mount -t proc proc \"$1/proc\"; root=$1; shift; exec chroot \"$root\" \"$@\"";
+        let script = "mount --bind \"$1\" \"$1\"; cd \"$1\"; mkdir -p proc old; \
+             mount -t proc proc proc; shift; pivot_root . old; exec \"$@\"";
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
         command.args(["--", "sh", "-ec", script, "sh"]).arg(self.path()).arg(program);
