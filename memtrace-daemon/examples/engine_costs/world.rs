@@ -112,8 +112,8 @@ impl World {
                 let call = self.call(serial, site);
                 let mut bytes = Vec::new();
                 call.write(&mut bytes);
-                let (_, Item::Record(record)) = decode(&bytes).expect("a record of our own") else {
-                    unreachable!("a walk is no copy")
+                let Ok((_, Item::Record(record))) = decode(&bytes) else {
+                    unreachable!("a record of our own, and a walk is no copy")
                 };
                 self.tell(&record);
             }
