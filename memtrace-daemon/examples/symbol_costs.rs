@@ -3,8 +3,9 @@
 //! that all symbol caches took at most and in the end, the time of the first names, and the
 //! time of 10,000 addresses once they are known.
 //!
-//! The files are generated (sparse, 1 GB each) in a folder for the time of the run; the
-//! processes are mapping events. Needs 1 GB of disk, and no root.
+//! Arguments: a folder (/tmp) and a number of processes (200). The files are generated (sparse,
+//! 1 GB each) in the folder for the time of the run; the processes are mapping events. Needs
+//! 1 GB of disk, no root, and an optimised build if the times are to mean anything.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -21,7 +22,6 @@ use memtrace_daemon::record::{RawStack, StackKey, StackOrigin};
 use memtrace_daemon::stacks::{Mapping, Stacks, StacksOptions};
 use serde_json::json;
 
-const PROCESSES: u32 = 200;
 /// Addresses that are asked for a second time.
 const WARM: u64 = 10_000;
 /// Frames of a stack.
@@ -37,16 +37,18 @@ const FIRST_ID: u32 = 0x4000_0000;
 const BASE: u64 = 0x7f00_0000_0000;
 
 fn main() -> anyhow::Result<()> {
-    let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "/tmp".into()))
+    let mut arguments = std::env::args().skip(1);
+    let folder = PathBuf::from(arguments.next().unwrap_or_else(|| "/tmp".into()))
         .join(format!("memtrace-symbol-costs-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let result = measure(&folder);
+    let processes = arguments.next().map_or(Ok(200), |number| number.parse())?;
+    let result = measure(&folder, processes);
     std::fs::remove_dir_all(&folder)?;
     println!("{}", result?);
     Ok(())
 }
 
-fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
+fn measure(folder: &Path, processes: u32) -> anyhow::Result<serde_json::Value> {
     // Beyond what gets an index; with debug information; and many of the processes' own.
     let huge = generate(&folder.join("libhuge.so"), &Tables::of(4_400_000)?, 0)?;
     let debug = generate(&folder.join("libdebug.so"), &Tables::of(1_000_000)?, 10_000)?;
@@ -60,7 +62,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let options = StacksOptions { deadline: Duration::from_secs(120), ..StacksOptions::default() };
     let stacks = Stacks::start(options, move |label| send.send(label).is_ok())?;
     let watch = Watch::start()?;
-    for process in 0..PROCESSES {
+    for process in 0..processes {
         let own = own.iter().cycle().nth(process as usize).context("no files")?;
         let files = [&huge, &debug, own];
         for (file, base) in files.into_iter().zip([BASE, BASE + SIZE, BASE + 2 * SIZE]) {
@@ -89,7 +91,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         Ok(())
     };
     let start = Instant::now();
-    for process in 0..PROCESSES {
+    for process in 0..processes {
         let addresses = (0..FRAMES).map(|frame| address(process, frame)).collect();
         name(process, u64::from(process), addresses)?;
     }
@@ -105,7 +107,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
     let (first, second) = (all(1 << 20)?, all(2 << 20)?);
     let (peak, settled) = watch.end()?;
     Ok(json!({
-        "processes": PROCESSES,
+        "processes": processes,
         "files": OWN + 2,
         "frames": frames,
         "cold_seconds": cold.as_secs_f64(),
