@@ -3,8 +3,9 @@
 //! that all symbol caches took at most and in the end, the time of the first names, and the
 //! time of 10,000 addresses once they are known.
 //!
-//! The files are generated (sparse, 1 GB each) in a folder for the time of the run; the
-//! processes are mapping events. Needs 1 GB of disk, and no root.
+//! Arguments: a folder (/tmp) and a number of processes (200). The files are generated (sparse,
+//! 1 GB each) in the folder for the time of the run; the processes are mapping events. Needs
+//! 1 GB of disk, no root, and an optimised build if the times are to mean anything.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -23,7 +24,6 @@ use memtrace_daemon::snapshot::Taken;
 use memtrace_daemon::stacks::{Mapping, Stacks, StacksOptions, StepSink};
 use serde_json::json;
 
-const PROCESSES: u32 = 200;
 /// Addresses that are asked for a second time.
 const WARM: u64 = 10_000;
 /// Frames of a stack.
@@ -50,16 +50,18 @@ impl StepSink for NoSteps {
 }
 
 fn main() -> anyhow::Result<()> {
-    let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "/tmp".into()))
+    let mut arguments = std::env::args().skip(1);
+    let folder = PathBuf::from(arguments.next().unwrap_or_else(|| "/tmp".into()))
         .join(format!("memtrace-symbol-costs-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let result = measure(&folder);
+    let processes = arguments.next().map_or(Ok(200), |number| number.parse())?;
+    let result = measure(&folder, processes);
     std::fs::remove_dir_all(&folder)?;
     println!("{}", result?);
     Ok(())
 }
 
-fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
+fn measure(folder: &Path, processes: u32) -> anyhow::Result<serde_json::Value> {
     // Beyond what gets an index; with debug information; and many of the processes' own.
     let huge = generate(&folder.join("libhuge.so"), &Tables::of(4_400_000)?, 0)?;
     let debug = generate(&folder.join("libdebug.so"), &Tables::of(1_000_000)?, 10_000)?;
@@ -68,13 +70,18 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         .map(|number| generate(&folder.join(format!("libown{number}.so")), &tables, 0))
         .collect::<anyhow::Result<_>>()?;
     drop(tables);
+    #[cfg(target_env = "gnu")]
+    // SAFETY: gives free memory back to the system, so that it hides none; always allowed.
+    unsafe {
+        libc::malloc_trim(0);
+    }
     let (send, labels) = channel();
     // An unoptimised build takes its time; what it takes of memory is the same.
     let options = StacksOptions { deadline: Duration::from_secs(120), ..StacksOptions::default() };
     let deliver = move |label| send.send(label).is_ok();
     let stacks = Stacks::start(options, deliver, drop, Box::new(NoSteps))?;
     let watch = Watch::start()?;
-    for process in 0..PROCESSES {
+    for process in 0..processes {
         let own = own.iter().cycle().nth(process as usize).context("no files")?;
         let files = [&huge, &debug, own];
         for (file, base) in files.into_iter().zip([BASE, BASE + SIZE, BASE + 2 * SIZE]) {
@@ -104,7 +111,7 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         Ok(())
     };
     let start = Instant::now();
-    for process in 0..PROCESSES {
+    for process in 0..processes {
         let addresses = (0..FRAMES).map(|frame| address(process, frame)).collect();
         name(process, u64::from(process), addresses)?;
     }
@@ -118,17 +125,19 @@ fn measure(folder: &Path) -> anyhow::Result<serde_json::Value> {
         Ok(start.elapsed())
     };
     let (first, second) = (all(1 << 20)?, all(2 << 20)?);
+    let before = watch.before;
     let (peak, settled) = watch.end()?;
     Ok(json!({
-        "processes": PROCESSES,
+        "processes": processes,
         "files": OWN + 2,
         "frames": frames,
         "cold_seconds": cold.as_secs_f64(),
         "addresses": WARM,
         "first_seconds": first.as_secs_f64(),
         "warm_seconds": second.as_secs_f64(),
-        "anonymous_growth_peak_bytes": peak,
-        "anonymous_growth_bytes": settled,
+        "anonymous_before_bytes": before,
+        "anonymous_peak_bytes": peak,
+        "anonymous_bytes": settled,
     }))
 }
 
@@ -171,7 +180,7 @@ impl Watch {
     fn end(self) -> anyhow::Result<(u64, u64)> {
         self.done.store(true, Relaxed);
         let peak = self.peak.load(Relaxed);
-        Ok((peak.saturating_sub(self.before), anonymous()?.saturating_sub(self.before)))
+        Ok((peak, anonymous()?))
     }
 }
 
