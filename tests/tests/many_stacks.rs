@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use memtrace_tests::daemon::Daemon;
-use memtrace_tests::dump::{Dump, Process, amount, sums};
+use memtrace_tests::dump::{Dump, Frame, Process, Site, amount, sums};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{LIMIT, Run};
 use memtrace_tests::process;
@@ -86,7 +86,12 @@ fn one_leak_among_50_000_stacks_is_found_exact_and_within_bounds() -> Result<()>
             && site.live_count == 0
             && site.stack.as_ref().is_some_and(|s| s.complete)
     });
-    let merged: Vec<_> = merged.map(|site| (site.allocations, &site.stack)).collect();
+    let names = |site: &Site| -> Vec<String> {
+        let name = |one: &Frame| one.symbol.clone().or_else(|| one.reason.clone());
+        site.frames.iter().filter_map(name).collect()
+    };
+    let merged: Vec<_> =
+        merged.map(|site| (site.allocations, &site.stack, names(site), &site.note)).collect();
     ensure!(merged.is_empty(), "{} sites of several paths: {merged:?}", merged.len());
     let anonymous = anonymous_kib(daemon.pid())?;
     println!(
