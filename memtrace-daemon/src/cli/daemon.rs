@@ -98,6 +98,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     plan.named.clone_from(&config.libraries);
     plan.exact_sites.clone_from(&config.exact_sites);
     plan.allocators.clone_from(&config.stacks.allocators);
+    plan.options.copy_bytes_per_second = config.stacks.copy_bytes_per_second;
     // Exclusion comes last: of two rules on one name it is the one that stays.
     for (comms, uids, include) in
         [(&config.include.comm, &config.include.uid, true), (&exclude.comm, &exclude.uid, false)]

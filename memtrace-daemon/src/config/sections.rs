@@ -68,18 +68,28 @@ impl Maps {
 }
 
 /// How stacks are read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StacksSection {
     /// Functions that hand memory on, beside those that memtrace knows: patterns in which `*`
     /// stands for anything. A finding's headline is the first frame that is none of them.
     pub allocators: Vec<String>,
+    /// Bytes of user stacks that are copied a second, at most; 0 copies none.
+    #[serde(deserialize_with = "values::bytes")]
+    pub copy_bytes_per_second: u64,
+}
+
+impl Default for StacksSection {
+    fn default() -> Self {
+        let copy_bytes_per_second = tunables::COPY_BYTES_PER_SECOND;
+        Self { allocators: Vec::new(), copy_bytes_per_second }
+    }
 }
 
 impl StacksSection {
     /// Bounds: every frame is compared with every pattern.
     pub(super) fn validate(&self) -> Result<(), String> {
-        let Self { allocators } = self;
+        let Self { allocators, copy_bytes_per_second: _ } = self;
         if allocators.len() > 1_024 {
             return Err(format!(
                 "stacks.allocators: {} patterns are more than 1024",

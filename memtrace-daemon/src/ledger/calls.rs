@@ -48,6 +48,12 @@ impl Ledger {
     fn site_of(&mut self, call: &Call) -> Option<(FunctionId, StackKey)> {
         let function = FunctionId::try_from(call.function).ok()?;
         let stack = StackKey::user(call.space, &call.stack);
+        let sites = self.spaces.get(&call.space).map_or(0, |space| space.sites().len());
+        if sites >= self.config.max_stacks_of_one() && !self.stacks.holds(stack) {
+            // One process must not take the room of all others.
+            self.stacks.refuse();
+            return None;
+        }
         let origin = StackOrigin::User { tgid: call.tgid, serial: call.serial, space: call.space };
         let taken = call.taken.clone();
         let kept = self.stacks.want(stack, origin, &call.stack, taken, Need::Identity);

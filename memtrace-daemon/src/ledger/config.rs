@@ -18,6 +18,13 @@ pub struct LedgerConfig {
     pub max_stacks: usize,
 }
 
+impl LedgerConfig {
+    /// Stacks that one address space may have: an eighth is left to all others.
+    pub(super) const fn max_stacks_of_one(&self) -> usize {
+        self.max_stacks / 8 * 7
+    }
+}
+
 impl Default for LedgerConfig {
     fn default() -> Self {
         Self {

@@ -84,6 +84,16 @@ impl Stacks {
         true
     }
 
+    /// Whether a stack is kept.
+    pub(super) fn holds(&self, key: StackKey) -> bool {
+        self.table.contains_key(&key)
+    }
+
+    /// Counts a stack that is not kept for want of room.
+    pub(super) fn refuse(&mut self) {
+        self.refused += 1;
+    }
+
     /// Names a stack; a stack that nobody keeps any more is ignored.
     pub(super) fn label(&mut self, label: &StackLabel) {
         let taken = match self.table.get(&label.key) {

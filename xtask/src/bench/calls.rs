@@ -11,8 +11,14 @@ use super::measure::Bar;
 use super::rounds::{self, Bench, Loop, Plan};
 use super::tracer::{Programs, Tracer};
 
-/// memtrace over empty probes.
-const BAR: f64 = 1.8;
+/// memtrace over empty probes, where the stack of each call is walked in the kernel.
+const WALKED: f64 = 1.4;
+/// The same, where it is copied.
+const COPIED: f64 = 1.8;
+const COPYING: &str = "Library calls, each stack copied: a cudaMalloc/cudaFree pair below 16 \
+     callers without unwind information, memtrace daemon beside empty probes";
+const WALKING: &str = "Library calls at a hot site: the same below 16 callers that are known, \
+     whose stack is walked in the kernel";
 /// Pairs a run, a millisecond: the records of ten times as many fit into the ring buffer, which
 /// is emptied every 20 ms.
 const PAIRS: u32 = 200;
@@ -35,15 +41,19 @@ pub fn run(programs: &Programs, plan: Plan, runtime: &Path) -> anyhow::Result<Ve
     // A process that has the libraries mapped when a tracer starts, so that they are probed
     // from the first call on.
     let _held = Held::new(&programs.loops, runtime)?;
-    let bench = Bench {
-        title: "Library calls: a cudaMalloc/cudaFree pair, memtrace daemon beside empty probes",
-        tracers: &[Tracer::Untraced, Tracer::Empty, Tracer::Memtrace],
-        loops: &[Loop { name: "cuda", iterations: PAIRS, arguments: &[runtime], bytes: BYTES }],
-        empty: &["libraries", runtime, driver],
-        domain: "cuda",
-        bar: Bar { base: Tracer::Empty, ratio: BAR },
-    };
-    rounds::run(&bench, programs, plan)
+    let mut over = Vec::new();
+    for (title, name, ratio) in [(COPYING, "cuda-copied", COPIED), (WALKING, "cuda", WALKED)] {
+        let bench = Bench {
+            title,
+            tracers: &[Tracer::Untraced, Tracer::Empty, Tracer::Memtrace],
+            loops: &[Loop { name, iterations: PAIRS, arguments: &[runtime], bytes: BYTES }],
+            empty: &["libraries", runtime, driver],
+            domain: "cuda",
+            bar: Bar { base: Tracer::Empty, ratio },
+        };
+        over.extend(rounds::run(&bench, programs, plan)?);
+    }
+    Ok(over)
 }
 
 /// A child that keeps the library mapped.

@@ -109,18 +109,21 @@ fn check_seen(bench: &Bench<'_>, plan: Plan, socket: &Path, before: &str) -> any
     let each = |one: &Loop<'_>| u64::from(one.iterations) * u64::from(one.bytes);
     let expected = bench.loops.iter().map(each).sum::<u64>() * u64::from(plan.runs);
     let seen_before = readings::bytes(before, bench.domain, "seen").unwrap_or(0.0);
-    let lost_before = readings::lost(before, "ring_full").unwrap_or(0.0);
+    let lost = |metrics: &str, cause| readings::lost(metrics, cause).unwrap_or(0.0);
+    let causes = ["ring_full", "stack_budget"];
     let start = Instant::now();
     loop {
         let now = readings::metrics(socket)?;
         let seen = readings::bytes(&now, bench.domain, "seen").unwrap_or(0.0) - seen_before;
         if seen >= expected as f64 {
-            let lost = readings::lost(&now, "ring_full").unwrap_or(0.0) - lost_before;
-            ensure!(
-                lost == 0.0,
-                "memtrace's ring buffer was full {lost} times, which is cheaper than a record: \
-                 the times mean nothing; take fewer --runs"
-            );
+            for cause in causes {
+                let times = lost(&now, cause) - lost(before, cause);
+                ensure!(
+                    times == 0.0,
+                    "memtrace lost to {cause} {times} times, which is cheaper than not to: the \
+                     times mean nothing; take fewer --runs"
+                );
+            }
             return Ok(());
         }
         ensure!(

@@ -102,7 +102,7 @@ pub fn start(
         Tracer::Memtrace => {
             let mut command = Command::new(&programs.memtrace);
             command.args(["daemon", "--listen", "127.0.0.1:0", "--socket"]).arg(&socket);
-            command.arg("--state-dir").arg(scratch);
+            command.arg("--state-dir").arg(scratch).arg("--config").arg(config(scratch)?);
             command
         }
         Tracer::Bpftrace => {
@@ -123,6 +123,15 @@ pub fn start(
         bail!("{error:#}; it said: {}", said.trim());
     }
     Ok(Some(running))
+}
+
+/// The daemon's configuration: the loops call faster than any service, and no stack may be taken
+/// the cheap way because there were too many.
+fn config(scratch: &Path) -> anyhow::Result<PathBuf> {
+    let path = scratch.join("memtrace.toml");
+    std::fs::write(&path, "[stacks]\ncopy_bytes_per_second = \"8GiB\"\n")
+        .with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
 }
 
 impl Running {

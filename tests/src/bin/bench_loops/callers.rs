@@ -4,29 +4,63 @@
 use std::arch::global_asm;
 use std::ffi::c_void;
 
-// rdi: how many more; rsi: what to call at last; rdx: its argument.
-global_asm!(
-    ".globl bench_callers",
-    ".type bench_callers, @function",
-    "bench_callers:",
-    "push rbp",
-    "mov rbp, rsp",
-    "test rdi, rdi",
-    "jz 2f",
-    "dec rdi",
-    "call bench_callers",
-    "pop rbp",
-    "ret",
-    "2:",
-    "mov rdi, rdx",
-    "call rsi",
-    "pop rbp",
-    "ret",
-    ".size bench_callers, . - bench_callers",
+// rdi: how many more; rsi: what to call at last; rdx: its argument. With unwind information, as
+// compilers write it, and without any.
+macro_rules! callers {
+    ($name:literal, $start:literal, $pushed:literal, $framed:literal, $popped:literal, $end:literal) => {
+        global_asm!(
+            concat!(".globl ", $name),
+            concat!(".type ", $name, ", @function"),
+            concat!($name, ":"),
+            $start,
+            "push rbp",
+            $pushed,
+            "mov rbp, rsp",
+            $framed,
+            "test rdi, rdi",
+            "jz 2f",
+            "dec rdi",
+            concat!("call ", $name),
+            "jmp 3f",
+            "2:",
+            "mov rdi, rdx",
+            "call rsi",
+            "3:",
+            "pop rbp",
+            $popped,
+            "ret",
+            $end,
+            concat!(".size ", $name, ", . - ", $name),
+        );
+    };
+}
+
+callers!(
+    "bench_callers",
+    ".cfi_startproc",
+    ".cfi_def_cfa_offset 16\n.cfi_offset rbp, -16",
+    ".cfi_def_cfa_register rbp",
+    ".cfi_def_cfa rsp, 8",
+    ".cfi_endproc"
 );
+callers!("bench_callers_unknown", "", "", "", "", "");
 
 unsafe extern "C" {
     fn bench_callers(more: u64, last: unsafe extern "C" fn(*mut c_void), argument: *mut c_void);
+    fn bench_callers_unknown(
+        more: u64,
+        last: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+}
+
+/// Which callers.
+#[derive(Clone, Copy, Debug)]
+pub enum Callers {
+    /// With unwind information: after the first calls a tracer can know the way.
+    Known,
+    /// Without: each stack has to be copied again.
+    Unknown,
 }
 
 /// What is called at last, and what it said.
@@ -40,11 +74,19 @@ struct Last<'a> {
 /// # Errors
 ///
 /// What `call` says.
-pub fn below(depth: u64, call: &dyn Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub fn below(
+    callers: Callers,
+    depth: u64,
+    call: &dyn Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let callers = match callers {
+        Callers::Known => bench_callers,
+        Callers::Unknown => bench_callers_unknown,
+    };
     let mut last = Last { call, said: Ok(()) };
-    // SAFETY: the function calls `run` once with this pointer and keeps the C convention: it
+    // SAFETY: either function calls `run` once with this pointer and keeps the C convention: it
     // changes rbp, which it restores, and registers that a call may change.
-    unsafe { bench_callers(depth, run, (&raw mut last).cast()) };
+    unsafe { callers(depth, run, (&raw mut last).cast()) };
     last.said
 }
 

@@ -14,8 +14,10 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 mod callers;
 
+use callers::Callers;
+
 const USAGE: &str = "usage: bench_loops epoll|pipe CPU RUNS ITERATIONS
-       bench_loops cuda CPU RUNS ITERATIONS LIBRARY
+       bench_loops cuda|cuda-copied CPU RUNS ITERATIONS LIBRARY
        bench_loops hold LIBRARY            keeps it mapped until standard input ends
        bench_loops stub                    builds the stub CUDA runtime and prints its path";
 
@@ -33,11 +35,12 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["epoll", cpu, runs, iterations] => time(cpu, runs, iterations, epoll),
-        ["pipe", cpu, runs, iterations] => time(cpu, runs, iterations, pipe),
-        ["cuda", cpu, runs, iterations, library] => {
+        ["epoll", cpu, runs, iterations] => time(cpu, runs, iterations, Callers::Known, epoll),
+        ["pipe", cpu, runs, iterations] => time(cpu, runs, iterations, Callers::Known, pipe),
+        [name @ ("cuda" | "cuda-copied"), cpu, runs, iterations, library] => {
             let (allocate, free) = cuda_functions(Path::new(library))?;
-            time(cpu, runs, iterations, || cuda(allocate, free))
+            let callers = if *name == "cuda" { Callers::Known } else { Callers::Unknown };
+            time(cpu, runs, iterations, callers, || cuda(allocate, free))
         }
         ["hold", library] => hold(Path::new(library)),
         ["stub"] => {
@@ -55,6 +58,7 @@ fn time(
     cpu: &str,
     runs: &str,
     iterations: &str,
+    callers: Callers,
     once: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut cpus = CpuSet::new();
@@ -75,7 +79,7 @@ fn time(
     };
     for _ in 0..runs {
         std::thread::sleep(PAUSE);
-        callers::below(CALLERS, &run)?;
+        callers::below(callers, CALLERS, &run)?;
     }
     Ok(())
 }
