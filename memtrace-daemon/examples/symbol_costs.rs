@@ -1,7 +1,7 @@
 //! What naming costs, for `cargo xtask bench`: 200 processes that map files as large as
-//! libtorch, some the same and some their own. Prints one line of JSON: the anonymous memory
-//! that all symbol caches took at most and in the end, the time of the first names, and the
-//! time of 10,000 addresses once they are known.
+//! libtorch, some the same and some their own: the anonymous memory that all symbol caches took
+//! at most and in the end, the time of the first names, and the time of 10,000 addresses once
+//! they are known.
 //!
 //! Arguments: a folder (/tmp) and a number of processes (200). The files are generated (sparse,
 //! 1 GB each) in the folder for the time of the run; the processes are mapping events. Needs
@@ -22,7 +22,6 @@ use memtrace_common::{Step, StepKey};
 use memtrace_daemon::record::{RawStack, StackKey, StackOrigin};
 use memtrace_daemon::snapshot::Taken;
 use memtrace_daemon::stacks::{Mapping, Stacks, StacksOptions, StepSink};
-use serde_json::json;
 
 /// Addresses that are asked for a second time.
 const WARM: u64 = 10_000;
@@ -34,6 +33,10 @@ const FUNCTION: u64 = 64;
 const SIZE: u64 = 1 << 30;
 /// Files that are one process' in eight, each with a table of 12 MB.
 const OWN: u32 = 25;
+/// Addresses that were named before.
+const WARM_BUDGET: Duration = Duration::from_secs(1);
+/// What all caches of the daemon may take.
+const MEMORY_BUDGET: u64 = 64 << 20;
 /// Ids that no process has.
 const FIRST_ID: u32 = 0x4000_0000;
 const BASE: u64 = 0x7f00_0000_0000;
@@ -57,11 +60,10 @@ fn main() -> anyhow::Result<()> {
     let processes = arguments.next().map_or(Ok(200), |number| number.parse())?;
     let result = measure(&folder, processes);
     std::fs::remove_dir_all(&folder)?;
-    println!("{}", result?);
-    Ok(())
+    result
 }
 
-fn measure(folder: &Path, processes: u32) -> anyhow::Result<serde_json::Value> {
+fn measure(folder: &Path, processes: u32) -> anyhow::Result<()> {
     // Beyond what gets an index; with debug information; and many of the processes' own.
     let huge = generate(&folder.join("libhuge.so"), &Tables::of(4_400_000)?, 0)?;
     let debug = generate(&folder.join("libdebug.so"), &Tables::of(1_000_000)?, 10_000)?;
@@ -127,18 +129,19 @@ fn measure(folder: &Path, processes: u32) -> anyhow::Result<serde_json::Value> {
     let (first, second) = (all(1 << 20)?, all(2 << 20)?);
     let before = watch.before;
     let (peak, settled) = watch.end()?;
-    Ok(json!({
-        "processes": processes,
-        "files": OWN + 2,
-        "frames": frames,
-        "cold_seconds": cold.as_secs_f64(),
-        "addresses": WARM,
-        "first_seconds": first.as_secs_f64(),
-        "warm_seconds": second.as_secs_f64(),
-        "anonymous_before_bytes": before,
-        "anonymous_peak_bytes": peak,
-        "anonymous_bytes": settled,
-    }))
+    println!("naming stacks of {processes} processes that map {} files of 1 GiB", OWN + 2);
+    let seconds = |what: &str, time: Duration| println!("  {what:32}{:8.2} s", time.as_secs_f64());
+    seconds(&format!("{frames} frames, all new"), cold);
+    seconds(&format!("{WARM} addresses of one, new"), first);
+    seconds("the same once more", second);
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let row = |what: &str, bytes: u64| println!("  {what:32}{:8.1} MiB", mebibytes(bytes));
+    row("anonymous memory before", before);
+    row("at most", peak);
+    row("afterwards", settled);
+    ensure!(second <= WARM_BUDGET, "naming takes longer than its budget");
+    ensure!(peak.saturating_sub(before) <= MEMORY_BUDGET, "names take more than their budget");
+    Ok(())
 }
 
 fn mapping(tgid: u32, path: &Path, start: u64) -> anyhow::Result<Mapping> {

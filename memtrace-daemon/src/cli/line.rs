@@ -23,14 +23,18 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
+/// A cause that is longer, characters, is a log (the kernel's verifier writes a line an
+/// instruction): whoever passed it on has said what matters of it.
+const LONGEST: usize = 1_000;
+
 /// An error and its causes on one line. A cause that the error has named already is not named
-/// again.
+/// again, and a log not at all.
 #[must_use]
 pub fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let cause = one_line(&cause.to_string());
-        if line.contains(&cause) {
+        if line.contains(&cause) || (!line.is_empty() && cause.len() > LONGEST) {
             continue;
         }
         if !line.is_empty() {
@@ -50,6 +54,12 @@ mod tests {
     #[test]
     fn a_name_breaks_no_line_and_colours_no_terminal() {
         assert_eq!(one_line("/no\n\tsuch\u{1b}[31m file"), "/no such\\u{1b}[31m file");
+    }
+
+    #[test]
+    fn a_log_is_no_cause() {
+        let error = anyhow!("{}", "0: R1=ctx() ".repeat(200)).context("cannot load a program: …");
+        assert_eq!(error_line(&error), "cannot load a program: …");
     }
 
     #[test]

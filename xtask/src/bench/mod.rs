@@ -56,6 +56,8 @@ enum What {
     Kernel,
     /// Library calls: cudaMalloc and cudaFree
     Calls,
+    /// Unwinding and naming stacks
+    Stacks,
     /// Intake, ledger, snapshots and reports
     Engine,
     /// The daemon's memory and the kernel's maps
@@ -82,6 +84,12 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let library = args.library.clone().map_or_else(|| stub(&programs), Ok)?;
         failures.extend(calls::run(&programs, plan, &library)?);
     }
+    if wanted(What::Stacks) {
+        for program in [&programs.unwinding, &programs.naming] {
+            println!();
+            command::run(&mut Command::new(program))?;
+        }
+    }
     for (what, name) in [(What::Engine, "engine"), (What::Memory, "memory")] {
         if wanted(what) {
             println!();
@@ -100,15 +108,19 @@ fn programs(memtrace: Option<&Path>) -> anyhow::Result<Programs> {
         build::release()?;
     }
     let packages = ["--package", "memtrace-daemon", "--package", "memtrace-tests"];
-    let targets =
-        ["--bin", "bench_loops", "--example", "empty_probes", "--example", "engine_costs"];
-    command::run(command::cargo().args(["build", "--release"]).args(packages).args(targets))?;
+    let examples = ["empty_probes", "engine_costs", "unwind_costs", "symbol_costs"];
+    let examples = examples.into_iter().flat_map(|name| ["--example", name]);
+    let mut build = command::cargo();
+    build.args(["build", "--release"]).args(packages).args(["--bin", "bench_loops"]).args(examples);
+    command::run(&mut build)?;
     let release = command::root().join("target/release");
     Ok(Programs {
         memtrace: memtrace.map_or_else(build::binary, Path::to_path_buf),
         loops: release.join("bench_loops"),
         empty: release.join("examples/empty_probes"),
         engine: release.join("examples/engine_costs"),
+        unwinding: release.join("examples/unwind_costs"),
+        naming: release.join("examples/symbol_costs"),
     })
 }
 

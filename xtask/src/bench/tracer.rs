@@ -31,6 +31,10 @@ pub struct Programs {
     pub empty: PathBuf,
     /// Feeds the engine.
     pub engine: PathBuf,
+    /// Measures the unwinding of copied stacks.
+    pub unwinding: PathBuf,
+    /// Measures the naming of stacks.
+    pub naming: PathBuf,
 }
 
 /// What traces.
