@@ -63,7 +63,6 @@ pub struct Spaces {
     told: FxHashMap<u32, Table>,
     paths: FxHashSet<Arc<[u8]>>,
     clock: u64,
-    changes: u64,
 }
 
 /// What records said of a process.
@@ -98,8 +97,6 @@ struct Table {
     told_ns: u64,
     /// An event has contradicted it: it is to be read again.
     outdated: bool,
-    /// The number of the last change of what was known; 0 where nothing changed.
-    changed: u64,
     used: u64,
 }
 
@@ -194,10 +191,6 @@ impl Spaces {
         let table = self.told.entry(mapping.tgid).or_default();
         table.used = used;
         table.told_ns = now_ns;
-        if table.is_contradicted_by(&row) {
-            self.changes += 1;
-            table.changed = self.changes;
-        }
         // What was read of the process' space is older than the event, or the event comes late:
         // /proc knows, if it can still be asked, and the event is believed if not.
         let space = self.processes.get(&mapping.tgid).map(|known| known.space);
@@ -206,19 +199,8 @@ impl Spaces {
         {
             read.rows.retain(|old| old.end <= row.start || row.end <= old.start);
             read.outdated = true;
-            self.changes += 1;
-            read.changed = self.changes;
         }
         table.add(vec![row]);
-    }
-
-    /// A number that is another one whenever an event has replaced what was known of a process:
-    /// what was learned of its code does not hold any more. Only equality means anything.
-    #[must_use]
-    #[cfg_attr(not(test), expect(dead_code, reason = "asked by what learns unwinding steps"))]
-    pub fn changes(&self, tgid: u32, space: u32) -> u64 {
-        let of = |table: Option<&Table>| table.map_or(0, |table| table.changed);
-        of(self.told.get(&tgid)).max(of(self.spaces.get(&space)))
     }
 
     /// Whether what was read of a space is to be read again before it is relied on.
