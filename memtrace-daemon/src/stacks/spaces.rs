@@ -177,7 +177,9 @@ impl Spaces {
 
     /// A new executable mapping, from an event that arrived at `now_ns` since boot.
     pub fn mapping(&mut self, mapping: &Mapping, now_ns: u64) {
-        let path = self.intern(&mapping.path);
+        // Events have a name for what has none in /proc.
+        let anonymous = mapping.inode == 0 && mapping.path == b"//anon";
+        let path = self.intern(if anonymous { b"" } else { &mapping.path });
         let row = Row {
             start: mapping.start,
             end: mapping.start.saturating_add(mapping.length),
