@@ -9,14 +9,20 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::{Process, Site, amount};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{Run, Traced};
+use memtrace_tests::process::Running;
 use memtrace_tests::scratch::Scratch;
 use memtrace_tests::stacks::build::{self, USUAL};
 use memtrace_tests::stacks::programs::PerfMap;
+
+const LATE: Duration = Duration::from_secs(20);
 
 fn trace(program: &Path, arguments: &[&Path]) -> Result<Traced> {
     let cudart = fixture::build(Variant::Plain)?.cudart();
@@ -43,12 +49,18 @@ fn jit(kind: &str) -> Result<(Traced, PerfMap)> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn code_that_a_perf_map_names_is_named_and_its_callers_are_there() -> Result<()> {
-    let (traced, _map) = jit("file")?;
-    let site = the_site(traced.process()?)?;
-    let names: Vec<_> = site.frames.iter().map(|one| one.symbol.as_deref()).collect();
-    let truth = ["site_jitted", "jitted_function", "call_jitted", "main"].map(Some);
-    ensure!(names.starts_with(&truth), "{names:?}\n{:?} {:#?}", site.stack, site.frames);
-    Ok(())
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
+    let program = build::build(USUAL)?.file("jit");
+    let mut running = Running::start_talking(Command::new(program).arg("file"))?;
+    let _map = PerfMap::of(running.pid());
+    running.read_json()?;
+    daemon.dump_until("names of code made at run time", LATE, |dump| {
+        let site = the_site(dump.process(running.pid())?)?;
+        let names: Vec<_> = site.frames.iter().map(|one| one.symbol.as_deref()).collect();
+        let truth = ["site_jitted", "jitted_function", "call_jitted", "main"].map(Some);
+        ensure!(names.starts_with(&truth), "{names:?}\n{:?} {:#?}", site.stack, site.frames);
+        Ok(())
+    })
 }
 
 #[test]

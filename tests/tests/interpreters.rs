@@ -3,17 +3,23 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::{Frame, Process, Site};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{Run, Traced};
+use memtrace_tests::process::Running;
 use memtrace_tests::scratch::Scratch;
 use memtrace_tests::stacks::build::{self, USUAL};
 use memtrace_tests::stacks::compare::{Comparison, Table, Wanted};
 use memtrace_tests::stacks::names::Names;
 use memtrace_tests::stacks::notes::Notes;
 use memtrace_tests::stacks::programs::{PerfMap, node, pythons};
+
+const LATE: Duration = Duration::from_secs(20);
 
 fn source(name: &str) -> PathBuf {
     memtrace_tests::paths::workspace().join("tests/fixtures/stacks").join(name)
@@ -124,22 +130,34 @@ fn functions_of_python_3_13_with_a_perf_map_are_frames() -> Result<()> {
     const STRAIGHT: &[&str] = &["keep_a_block", "handle_request", "serve", "<module>"];
     const THREAD: &[&str] = &["keep_a_noted_block", "Thread.run", "Thread._bootstrap_inner"];
     const SORTED: &[&str] = &["keep_a_noted_block", "sort_key", "serve", "<module>"];
+    let library = build::build(USUAL)?.file("libnoted.so");
+    let fixtures = fixture::build(Variant::Plain)?;
+    let daemon = Daemon::start_knowing(&fixtures)?;
     for interpreter in pythons("3.13")? {
-        let (traced, notes) = python(&interpreter, &["-X", "perf"])?;
+        let mut command = Command::new(&interpreter);
+        command.args(["-X", "perf"]).arg(source("leak.py")).arg(&library).arg(fixtures.cudart());
+        let mut running = Running::start_talking(&mut command)?;
+        let notes = Notes::parse(&running.read_json()?)?;
         let _map = PerfMap::of(notes.pid);
-        for (bytes, truth) in [(1_001, NOTED), (1_002, STRAIGHT), (1_003, THREAD), (1_004, SORTED)]
-        {
-            let site = of_bytes(traced.process()?, bytes)?;
-            let frames = interpreted(site);
-            let names: Vec<_> = frames.iter().filter_map(|one| one.symbol.as_deref()).collect();
-            println!("{} -X perf | {bytes} | {names:?} | {:?}", interpreter.display(), site.stack);
-            ensure!(names.starts_with(truth), "{names:?}, truly {truth:?}\n{:#?}", site.frames);
-            let here = frames.first().and_then(|one| one.file.as_deref());
-            ensure!(here.is_some_and(|file| file.ends_with("leak.py")), "{frames:#?}");
-        }
-        let site = of_bytes(traced.process()?, 1_001)?;
-        ensure!(site.passes("noted_malloc"), "native frames are there as well: {site:#?}");
-        check_ends(site, "_start")?;
+        daemon.dump_until("names of Python's functions", LATE, |dump| {
+            let process = dump.process(notes.pid)?;
+            for (bytes, truth) in
+                [(1_001, NOTED), (1_002, STRAIGHT), (1_003, THREAD), (1_004, SORTED)]
+            {
+                let site = of_bytes(process, bytes)?;
+                let frames = interpreted(site);
+                let names: Vec<_> = frames.iter().filter_map(|one| one.symbol.as_deref()).collect();
+                ensure!(names.starts_with(truth), "{names:?}, truly {truth:?}\n{:#?}", site.frames);
+                let here = frames.first().and_then(|one| one.file.as_deref());
+                ensure!(here.is_some_and(|file| file.ends_with("leak.py")), "{frames:#?}");
+            }
+            let site = of_bytes(process, 1_001)?;
+            println!("{} -X perf | {:?}", interpreter.display(), site.stack);
+            ensure!(site.passes("noted_malloc"), "native frames are there as well: {site:#?}");
+            let last = site.frames.last().and_then(|one| one.symbol.as_deref());
+            ensure!(last == Some("_start"), "{:#?}", site.frames);
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -148,7 +166,7 @@ fn functions_of_python_3_13_with_a_perf_map_are_frames() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     // Enough for node to compile them: what it interprets has no code of its own to be named by.
-    const CALLS: u64 = 20_000;
+    const CALLS: u64 = 2_000;
     let addon = build::build(USUAL)?.file("leak.node");
     let scratch = Scratch::new()?;
     let cudart = fixture::build(Variant::Plain)?.cudart();
@@ -157,6 +175,8 @@ fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     let mut arguments: Vec<OsString> = vec!["-C".into(), scratch.path().into(), node()?.into()];
     // What is interpreted has no code of its own to be named by: every function is compiled.
     arguments.extend(["--perf-basic-prof".into(), "--always-sparkplug".into()]);
+    // What is inlined has no code of its own either.
+    arguments.push("--no-opt".into());
     arguments.extend([source("leak.js").into(), addon.into()]);
     arguments.push(CALLS.to_string().into());
     let traced = run.trace("/usr/bin/env", arguments)?;
@@ -175,7 +195,6 @@ fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     let compiled = process.sites("cuda").filter(|site| named(site, "handleRequest"));
     let compiled: u64 = compiled.map(|site| site.allocations).sum();
     ensure!(compiled > CALLS / 10 * 9, "only {compiled} of {CALLS} calls name the function");
-    // Inlined into its caller at last, it has a frame while it is not.
     ensure!(process.sites("cuda").any(|site| named(site, "keepABlock")), "no keepABlock");
     Ok(())
 }
