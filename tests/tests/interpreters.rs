@@ -168,33 +168,47 @@ fn functions_of_node_with_a_perf_map_are_frames() -> Result<()> {
     // Enough for node to compile them: what it interprets has no code of its own to be named by.
     const CALLS: u64 = 2_000;
     let addon = build::build(USUAL)?.file("leak.node");
-    let scratch = Scratch::new()?;
-    let cudart = fixture::build(Variant::Plain)?.cudart();
-    let run = Run::new("cuda").option("--library").option(cudart);
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
     // It leaves a log where it runs.
-    let mut arguments: Vec<OsString> = vec!["-C".into(), scratch.path().into(), node()?.into()];
+    let scratch = Scratch::new()?;
+    let mut command = Command::new(node()?);
     // What is interpreted has no code of its own to be named by: every function is compiled.
-    arguments.extend(["--perf-basic-prof".into(), "--always-sparkplug".into()]);
-    // What is inlined has no code of its own either.
-    arguments.push("--no-opt".into());
-    arguments.extend([source("leak.js").into(), addon.into()]);
-    arguments.push(CALLS.to_string().into());
-    let traced = run.trace("/usr/bin/env", arguments)?;
-    let process = traced.process()?;
-    let _map = PerfMap::of(process.pid);
-    traced.dump.check_conservation()?;
+    // What is inlined has none either.
+    command.args(["--perf-basic-prof", "--always-sparkplug", "--no-opt"]);
+    command.arg(source("leak.js")).arg(addon).arg(CALLS.to_string());
+    let mut running = Running::start_talking(command.current_dir(scratch.path()))?;
+    let _map = PerfMap::of(running.pid());
+    running.read_json()?;
+    daemon.dump_until("names of node's functions", LATE, |dump| {
+        dump.check_conservation()?;
+        check_node(dump.process(running.pid())?, CALLS)
+    })
+}
+
+fn check_node(process: &Process, calls: u64) -> Result<()> {
     let all = process.all("cuda");
-    ensure!(all.allocated.count == CALLS, "{all:?}");
-    for site in process.sites("cuda") {
-        let names: Vec<_> = site.frames.iter().filter_map(|one| one.symbol.as_deref()).collect();
-        println!("node | {} calls | {names:?} | {:?}", site.allocations, site.stack);
-    }
+    ensure!(all.allocated.count == calls, "{all:?}");
     let named = |site: &Site, name: &str| {
         site.frames.iter().any(|one| one.symbol.as_ref().is_some_and(|own| own.contains(name)))
     };
     let compiled = process.sites("cuda").filter(|site| named(site, "handleRequest"));
     let compiled: u64 = compiled.map(|site| site.allocations).sum();
-    ensure!(compiled > CALLS / 10 * 9, "only {compiled} of {CALLS} calls name the function");
+    ensure!(
+        compiled > calls / 10 * 9,
+        "only {compiled} of {calls} calls name the function: {:#?}",
+        process
+            .sites("cuda")
+            .map(|site| (
+                site.allocations,
+                &site.stack,
+                site.frames
+                    .iter()
+                    .map(|one| (one.symbol.as_ref(), one.reason.as_ref()))
+                    .take(14)
+                    .collect::<Vec<_>>()
+            ))
+            .collect::<Vec<_>>()
+    );
     ensure!(process.sites("cuda").any(|site| named(site, "keepABlock")), "no keepABlock");
     Ok(())
 }
