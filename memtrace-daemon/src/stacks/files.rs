@@ -116,7 +116,9 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
     // A name may end like that without the file being deleted.
     let module = if row.path.ends_with(DELETED)
         && stat.st_nlink > 0
-        && open_by_path(&format!("/proc/{tgid}/root"), row).is_ok()
+        && open_by_path(&format!("/proc/{tgid}/root"), row)
+            .or_else(|_| open_by_path("/", row))
+            .is_ok()
     {
         text(&row.path)
     } else {
