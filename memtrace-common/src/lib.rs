@@ -34,7 +34,7 @@ pub use record::{
     MAX_KERNEL_FRAMES, MAX_USER_FRAMES, PT_REGS, ProcessRecord, RecordHeader, RecordKind,
     StackForm, StackHead, TotalsRecord,
 };
-pub use unwind::{MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
+pub use unwind::{Learned, MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
 
 /// Asserts at compile time that a shared type has the size that both sides expect.
 macro_rules! assert_size {

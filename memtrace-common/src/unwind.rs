@@ -19,7 +19,7 @@ pub const MAX_SLOTS: usize = 3;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct StepKey {
-    /// The return address; 0 keys the space's [`Step`] that is its number of executable pages.
+    /// The return address; 0 keys the space's [`Learned`].
     pub address: u64,
     /// The address space.
     pub space: u32,
@@ -37,6 +37,26 @@ assert_size!(StepKey, 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Step(pub u64);
 assert_size!(Step, 8);
+
+/// Since when the steps of an address space hold: the [`Step`] of address 0. Another one for all
+/// steps that are learned anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Learned(pub u64);
+
+impl Learned {
+    /// Learned the `turn`th time, when there were so many pages of executable mappings.
+    #[must_use]
+    pub const fn new(turn: u32, exec_pages: u64) -> Self {
+        Self((turn as u64) << 32 | exec_pages & 0xffff_ffff)
+    }
+
+    /// Whether there were so many pages of executable mappings.
+    #[must_use]
+    #[inline(always)]
+    pub const fn held_at(self, exec_pages: u64) -> bool {
+        self.0 & 0xffff_ffff == exec_pages & 0xffff_ffff
+    }
+}
 
 impl Step {
     /// The outermost frame: nobody called it.

@@ -203,8 +203,10 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
 pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &CallLive) {
     // SAFETY: no arguments.
     let id = unsafe { bpf_get_current_pid_tgid() };
+    // A call that failed has no entry of its own.
+    let time_ns = if entry.time_ns == 0 { now() } else { entry.time_ns };
     let call = AllocationRecord {
-        header: RecordHeader { kind: kind as u32, length: 0, time_ns: now() },
+        header: RecordHeader { kind: kind as u32, length: 0, time_ns },
         id: entry.id,
         pointer: key.pointer,
         bytes: entry.bytes,

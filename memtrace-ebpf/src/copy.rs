@@ -12,8 +12,8 @@ use aya_ebpf::helpers::generated::{
     bpf_ringbuf_output,
 };
 use memtrace_common::{
-    AllocationRecord, LossCause, MAX_COPY, MAX_SLOTS, MAX_USER_FRAMES, MAX_WALK, StackForm,
-    StackHead, StepKey, tunables::COPY_SLOTS,
+    AllocationRecord, Learned, LossCause, MAX_COPY, MAX_SLOTS, MAX_USER_FRAMES, MAX_WALK,
+    StackForm, StackHead, StepKey, tunables::COPY_SLOTS,
 };
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     maps::{BUDGET, COPIES, EVENTS, STEPS},
     stack,
     task::Task,
-    walk,
+    walk::{self, Path, Start},
 };
 
 /// A page.
@@ -39,6 +39,8 @@ const TRIES: u32 = 4;
 pub struct CopySlot {
     /// Whether somebody uses it.
     busy: u64,
+    /// What the last walk went by.
+    pub path: Path,
     /// What is sent of a walk.
     pub walked: Walked,
     /// What is sent of a copy.
@@ -170,18 +172,17 @@ extern "C" fn mt_send_slot(index: u64) -> u64 {
         let space = (*slot).copied.call.space;
         let learned = StepKey { address: 0, space, reserved: 0 };
         if (*head).missing == 0
-            && let Some(pages) = STEPS.get(learned)
-            && pages.0 == exec_pages
+            && let Some(learned) = STEPS.get(learned)
+            && Learned(learned.0).held_at(exec_pages)
         {
-            let start = walk::Start {
-                space,
-                slot: index,
+            let start = Start {
                 pc: (*head).registers[arch::PT_REGS_IP],
                 stack_pointer,
                 frame_pointer: (*head).registers[arch::PT_REGS_BP],
-                length: got,
+                learned: learned.0,
+                space: u64::from(space),
             };
-            let count = walk::walk(&start);
+            let count = walk::walk(index, slot, &start, got);
             if count != 0 && count <= MAX_WALK as u64 {
                 let mut size = size_of::<AllocationRecord>() as u64;
                 size += count * size_of::<u64>() as u64;

@@ -115,13 +115,24 @@ impl Task {
     /// Where the stack of the first thread of its address space begins.
     #[inline(always)]
     pub fn start_stack(self) -> u64 {
-        read_at(self.mm() + globals::mm_start_stack())
+        self.read_of_mm(globals::mm_start_stack())
     }
 
     /// Pages of executable mappings in its address space.
     #[inline(always)]
     pub fn exec_pages(self) -> u64 {
-        read_at(self.mm() + globals::mm_exec_vm())
+        self.read_of_mm(globals::mm_exec_vm())
+    }
+
+    /// A word of its `mm_struct`: a load through BTF, which needs no helper. 0 where there is none.
+    #[inline(always)]
+    fn read_of_mm(self, offset: u64) -> u64 {
+        let mm: *const u8 = self.read(globals::task_mm());
+        if mm.is_null() {
+            return 0;
+        }
+        // SAFETY: a pointer that the verifier knows, at a constant offset.
+        unsafe { core::ptr::read_volatile(mm.add(offset as usize).cast()) }
     }
 
     /// Where the kernel has put the trampoline of return probes in its address space; 0 if nowhere.

@@ -4,7 +4,7 @@
 //! steps only while the space has as many pages of executable mappings as when they were
 //! learned; and whatever is mapped over a learned address takes the steps of its space away.
 
-use memtrace_common::{Step, StepKey, tunables::STEPS};
+use memtrace_common::{Learned as Told, Step, StepKey, tunables::STEPS};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Most steps that are told: a nearly full hash map makes every insert slow.
@@ -24,6 +24,7 @@ pub struct Learned {
     spaces: FxHashMap<u32, Space>,
     steps: usize,
     clock: u64,
+    turn: u32,
 }
 
 struct Space {
@@ -37,7 +38,7 @@ impl Learned {
     /// Nothing, to be told there.
     #[must_use]
     pub fn new(sink: Box<dyn StepSink>) -> Self {
-        Self { sink, spaces: FxHashMap::default(), steps: 0, clock: 0 }
+        Self { sink, spaces: FxHashMap::default(), steps: 0, clock: 0, turn: 0 }
     }
 
     /// Tells what was learned from a stack that was copied when its process, `tgid`, had so many
@@ -56,7 +57,7 @@ impl Learned {
             self.make_room(space, new.len());
         }
         let first = !self.spaces.contains_key(&space);
-        let Self { sink, spaces, steps: told, clock } = self;
+        let Self { sink, spaces, steps: told, clock, turn } = self;
         let fresh = || Space { tgid, exec_pages, addresses: FxHashSet::default(), used: 0 };
         let known = spaces.entry(space).or_insert_with(fresh);
         known.used = *clock;
@@ -69,7 +70,9 @@ impl Learned {
         }
         if first {
             // Last: from here on the kernel side follows them.
-            sink.put(StepKey { address: 0, space, reserved: 0 }, Step(exec_pages));
+            *turn = turn.wrapping_add(1);
+            let since = Told::new(*turn, exec_pages);
+            sink.put(StepKey { address: 0, space, reserved: 0 }, Step(since.0));
         }
     }
 
@@ -151,13 +154,13 @@ mod tests {
             |space, address| lock(&map.0).get(&StepKey { address, space, reserved: 0 }).copied();
         learned.learn(9, 1, 50, &[(0x1000, step(16)), (0x2000, Step::END)]);
         learned.learn(9, 1, 50, &[(0x1000, step(16)), (0x3000, step(32))]);
-        assert_eq!((learned.len(), get(1, 0)), (3, Some(Step(50))));
+        assert_eq!((learned.len(), get(1, 0)), (3, Some(Step(1 << 32 | 50))));
         assert_eq!(get(1, 0x3000), Some(step(32)));
         // More code: everything from before may be false.
         learned.learn(9, 1, 51, &[(0x1000, step(48))]);
         assert_eq!(
             (get(1, 0), get(1, 0x1000), get(1, 0x3000)),
-            (Some(Step(51)), Some(step(48)), None)
+            (Some(Step(2 << 32 | 51)), Some(step(48)), None)
         );
         learned.mapped(8, 0, u64::MAX);
         learned.mapped(9, 0x1001, 0x2000);
