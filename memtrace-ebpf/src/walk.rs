@@ -79,6 +79,8 @@ struct Walk {
     words: u64,
     /// Whether the outermost frame was reached.
     whole: u64,
+    /// Whether it went by more than the words of the copy.
+    mended: u64,
 }
 
 /// Has the return addresses in the slot; how many, 0 where the walk did not reach the outermost
@@ -103,6 +105,7 @@ pub fn walk(index: u32, slot: *mut CopySlot, start: &Start, length: u64) -> u64 
             count: 0,
             words: 0,
             whole: 0,
+            mended: 0,
         };
         let context: *mut Walk = &raw mut walk;
         // The callback has the form that the helper wants, and gets this context.
@@ -112,8 +115,10 @@ pub fn walk(index: u32, slot: *mut CopySlot, start: &Start, length: u64) -> u64 
             return 0;
         }
         let count = core::ptr::read_volatile(&raw const (*context).count);
-        (*slot).path.words = core::ptr::read_volatile(&raw const (*context).words);
-        (*slot).path.count = count;
+        if core::ptr::read_volatile(&raw const (*context).mended) == 0 {
+            (*slot).path.words = core::ptr::read_volatile(&raw const (*context).words);
+            (*slot).path.count = count;
+        }
         count
     }
 }
@@ -178,7 +183,8 @@ extern "C" fn step(index: u64, walk: *mut Walk) -> i64 {
             (*walk).frame_pointer = saved;
         }
         (*walk).stack_pointer = frame;
-        (*walk).pc = mended(slot, frame - 8, caller);
+        (*walk).pc = caller;
+        mend(walk, slot, frame - 8);
         GO_ON
     }
 }
@@ -213,21 +219,21 @@ unsafe fn copied(slot: *mut CopySlot, place: u64) -> u64 {
     }
 }
 
-/// What belongs into a return slot.
+/// Takes what belongs into a return slot that holds the trampoline.
 #[inline(always)]
-unsafe fn mended(slot: *mut CopySlot, at: u64, value: u64) -> u64 {
-    let mut value = value;
+unsafe fn mend(walk: *mut Walk, slot: *mut CopySlot, at: u64) {
     let mut index = MAX_SLOTS;
     // The outermost call at a place knows best: those that jumped from it know the trampoline.
     while index > 0 {
         index -= 1;
-        // SAFETY: a checked map value.
+        // SAFETY: the walk's context and a checked map value.
         unsafe {
-            let pair = (&raw const (*slot).copied.head.slots).cast::<[u64; 2]>().add(index).read();
+            let pair =
+                (&raw const (*slot).copied.head.slots).cast::<[u64; 2]>().add(index).read();
             if pair[0] == at {
-                value = pair[1];
+                (*walk).pc = pair[1];
+                (*walk).mended = 1;
             }
         }
     }
-    value
 }

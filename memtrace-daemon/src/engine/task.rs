@@ -5,7 +5,7 @@
 //! and answers with records.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -29,7 +29,7 @@ use crate::{
     attach::{thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk},
     intake::{Bell, Item, Reader},
-    record::{Anchor, Observation, Record, StackKey},
+    record::{Anchor, Observation, RawStack, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -52,6 +52,9 @@ const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
 const AGES_EVERY: Duration = Duration::from_secs(60);
 /// How often refused stacks and processes are asked for again.
 const ASK_AGAIN_EVERY: Duration = Duration::from_secs(2);
+
+/// Stacks under way below which those that were refused are asked for at once.
+const FEW_STACKS: usize = 64;
 
 /// What the engine is asked for.
 #[derive(Debug)]
@@ -119,6 +122,8 @@ pub struct Engine {
     reconcile: bool,
     /// Cgroup policy said about processes that may be asked again.
     unfamiliar: HashMap<u32, ProcessAsk>,
+    /// Closed address spaces whose mappings are known as long as stacks wait for their names.
+    leaving: Vec<u32>,
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -139,6 +144,7 @@ impl Engine {
             loss: Vec::new(),
             reconcile: false,
             unfamiliar: HashMap::new(),
+            leaving: Vec::new(),
             last_published: (0, Instant::now()),
         }
     }
@@ -215,6 +221,9 @@ impl Engine {
             }
             // The ring fills meanwhile.
             self.drain();
+            if self.parts.stacks.status().under_way < FEW_STACKS {
+                self.ask_again();
+            }
             if !unwound && self.core.awaited() == 0 {
                 // What was unwound meanwhile has stacks that are new.
                 unwound = true;
@@ -245,11 +254,12 @@ impl Engine {
         while let Ok(record) = self.parts.unwound.try_recv() {
             self.apply(&record);
         }
-        let Self { core, parts, unfamiliar, .. } = self;
+        let Self { core, parts, unfamiliar, leaving, .. } = self;
         let Parts {
             tracer, reader, stacks, host, attacher, policy, exact_sites, attached_at, ..
         } = parts;
-        let mut todo = Todo { tracer, stacks, host, unfamiliar, policy, exact_sites, attached_at };
+        let mut todo =
+            Todo { tracer, stacks, host, unfamiliar, leaving, policy, exact_sites, attached_at };
         reader.drain(DRAIN_LIMIT, |_, item| {
             let record = match item {
                 Item::Record(record) => record,
@@ -269,10 +279,11 @@ impl Engine {
     }
 
     fn apply(&mut self, record: &Record) {
-        let Self { core, parts, unfamiliar, .. } = self;
+        let Self { core, parts, unfamiliar, leaving, .. } = self;
         let Parts { tracer, stacks, host, policy, exact_sites, attached_at, .. } = parts;
-        Todo { tracer, stacks, host, unfamiliar, policy, exact_sites, attached_at }
-            .apply(core, record);
+        let mut todo =
+            Todo { tracer, stacks, host, unfamiliar, leaving, policy, exact_sites, attached_at };
+        todo.apply(core, record);
     }
 
     /// Has the kernel side send what has changed, and takes all of it in.
@@ -339,9 +350,15 @@ impl Engine {
         report("look up the ages of live objects", self.parts.tracer.scan_ages());
     }
 
-    /// Asks again for what was refused.
+    /// Asks again for what was refused, and forgets whose stacks all have their names.
     fn ask_again(&mut self) {
-        let Self { core, parts, unfamiliar, .. } = self;
+        let Self { core, parts, unfamiliar, leaving, .. } = self;
+        if !leaving.is_empty() {
+            let waiting: HashSet<u32> = core.unnamed().filter_map(RawStack::space).collect();
+            for space in leaving.extract_if(.., |space| !waiting.contains(space)) {
+                parts.stacks.forget(space);
+            }
+        }
         for stack in core.unnamed() {
             if parts.stacks.request(stack.clone()).is_err() {
                 break;

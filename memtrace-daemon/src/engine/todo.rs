@@ -23,6 +23,8 @@ pub(super) struct Todo<'a> {
     pub(super) stacks: &'a Stacks,
     pub(super) host: &'a Host,
     pub(super) unfamiliar: &'a mut HashMap<u32, ProcessAsk>,
+    /// Closed address spaces whose mappings are known as long as stacks wait for their names.
+    pub(super) leaving: &'a mut Vec<u32>,
     pub(super) policy: &'a CgroupPolicy,
     pub(super) exact_sites: &'a [String],
     pub(super) attached_at: &'a Anchor,
@@ -117,7 +119,7 @@ impl Todo<'_> {
             self.settle(core, space);
         }
         for space in sweep_spaces {
-            self.stacks.forget(space);
+            self.leaving.push(space);
             report("sweep a closed address space", self.tracer.sweep(space));
         }
         for (key, _) in forget_processes {

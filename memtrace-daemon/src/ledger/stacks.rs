@@ -31,6 +31,9 @@ enum Stack {
     Named { digest: u64, frames: Frames, taken: Taken },
 }
 
+/// Why a stack has fewer frames than addresses.
+const CUT: &str = "an address lies in no mapping that is known";
+
 /// Why a stack is kept: where room is short, samples go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
@@ -97,6 +100,11 @@ impl Stacks {
     /// Names a stack; a stack that nobody keeps any more is ignored.
     pub(super) fn label(&mut self, label: &StackLabel) {
         let taken = match self.table.get(&label.key) {
+            // What lies in nothing known has no place, and what is behind it is no stack.
+            Some(Stack::Asked(raw)) if label.identity.len() < raw.addresses.len() => Taken {
+                incomplete: raw.taken.incomplete.clone().or_else(|| Some(CUT.into())),
+                ..raw.taken
+            },
             Some(Stack::Asked(raw)) => raw.taken.clone(),
             Some(Stack::Named { taken, .. }) => taken.clone(),
             None => return,

@@ -89,6 +89,17 @@ pub struct RawStack {
     pub taken: Taken,
 }
 
+impl RawStack {
+    /// The address space that its addresses are in; `None` for the kernel's.
+    #[must_use]
+    pub const fn space(&self) -> Option<u32> {
+        match self.origin {
+            StackOrigin::Kernel => None,
+            StackOrigin::User { space, .. } => Some(space),
+        }
+    }
+}
+
 /// Whose addresses a raw stack has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StackOrigin {
