@@ -36,7 +36,6 @@ use crate::{
         Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
         settle_pending, take_inner, wait_for, waited,
     },
-    process,
     task::Task,
 };
 
@@ -56,20 +55,20 @@ pub fn mt_call_return(ctx: RetProbeContext) -> u32 {
 fn enter(ctx: &ProbeContext) -> Option<()> {
     let regs: *const pt_regs = ctx.regs;
     let task = Task::current();
-    let identity = process::current(task)?;
-    if !identity.booked() {
-        return None;
-    }
+    let mut inflight = Inflight::of(task, false);
+    let books = Inflight::books(inflight, task)?;
     // SAFETY: helpers on the program's own context.
     let (cookie, address) =
         unsafe { (bpf_get_attach_cookie(ctx.as_ptr()), bpf_get_func_ip(ctx.as_ptr())) };
     let spec = FUNCTIONS.get(u32::from(cookie_function(cookie)))?;
-    let inflight = Inflight::of(task, true);
+    if inflight.is_null() {
+        inflight = Inflight::of(task, true);
+    }
     if inflight.is_null() {
         lost(LossCause::InflightFull, 0);
         return None;
     }
-    let caller = Caller::new(ctx.as_ptr(), identity.space, identity.serial, 0);
+    let caller = Caller::new(ctx.as_ptr(), books.space, books.serial, 0);
     let stack_pointer = arch::stack_pointer(regs);
     // SAFETY: the helper checks the address.
     let return_address = unsafe { bpf_probe_read_user(stack_pointer as *const u64) }.unwrap_or(0);
@@ -107,6 +106,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         }
         (*inflight).space = caller.space;
         (*inflight).serial = caller.serial;
+        (*inflight).known = books.known;
         (*inflight).depth = depth + 1;
     }
     Some(())

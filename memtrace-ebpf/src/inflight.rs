@@ -7,7 +7,12 @@ use memtrace_common::{
     tunables::{INFLIGHT_DEPTH, PENDING_INNER},
 };
 
-use crate::{arch, maps::INFLIGHT, task::Task};
+use crate::{
+    arch,
+    maps::INFLIGHT,
+    process::{self, Books},
+    task::Task,
+};
 
 const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
 
@@ -85,6 +90,8 @@ pub struct Inflight {
     /// alone changes them, drops all frames.
     pub space: u32,
     pub serial: u32,
+    /// [`process::booked_since`] when those were found out; 0 where they are to be found out again.
+    pub known: u64,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
 }
@@ -106,6 +113,22 @@ impl Inflight {
             )
             .cast()
         }
+    }
+
+    /// In whose books a thread's calls are; `None` where they are in nobody's. It is found out
+    /// once, until something changes that may change it.
+    #[inline(always)]
+    pub fn books(this: *mut Self, task: Task) -> Option<Books> {
+        let known = process::booked_since()?;
+        // SAFETY: checked task storage.
+        unsafe {
+            if !this.is_null() && (*this).known == known {
+                return Some(Books { space: (*this).space, serial: (*this).serial, known });
+            }
+        }
+        let identity = process::current(task)?;
+        let (space, serial) = (identity.space, identity.serial);
+        identity.booked().then_some(Books { space, serial, known })
     }
 
     /// The frame at a depth, counted from the outermost. Masked rather than checked, so that

@@ -126,7 +126,10 @@ pub fn drop_below(caller: &Caller, inflight: *mut Inflight, stack_pointer: u64) 
 pub fn drop_all(caller: &Caller, inflight: *mut Inflight) {
     drop_below(caller, inflight, u64::MAX);
     // SAFETY: checked task storage.
-    unsafe { (*inflight).trampoline = 0 };
+    unsafe {
+        (*inflight).trampoline = 0;
+        (*inflight).known = 0;
+    }
 }
 
 /// Counts a call whose return was not seen, and settles what it held. The thread is elsewhere

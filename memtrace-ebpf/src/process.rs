@@ -46,6 +46,23 @@ impl Identity {
     }
 }
 
+/// In whose books a thread's calls are.
+#[derive(Clone, Copy)]
+pub struct Books {
+    pub space: u32,
+    pub serial: u32,
+    /// [`booked_since`] at the time.
+    pub known: u64,
+}
+
+/// A number, never 0, that is another one whenever user space has changed what is booked.
+#[inline(always)]
+pub fn booked_since() -> Option<u64> {
+    let control = control()?;
+    // SAFETY: a checked map value.
+    Some(unsafe { (*control).generation } << 1 | 1)
+}
+
 /// The identity of the running thread; `None`, counted, where it cannot be found out.
 #[inline(always)]
 pub fn current(task: Task) -> Option<Identity> {

@@ -228,8 +228,7 @@ unsafe fn mend(walk: *mut Walk, slot: *mut CopySlot, at: u64) {
         index -= 1;
         // SAFETY: the walk's context and a checked map value.
         unsafe {
-            let pair =
-                (&raw const (*slot).copied.head.slots).cast::<[u64; 2]>().add(index).read();
+            let pair = (&raw const (*slot).copied.head.slots).cast::<[u64; 2]>().add(index).read();
             if pair[0] == at {
                 (*walk).pc = pair[1];
                 (*walk).mended = 1;
