@@ -145,7 +145,7 @@ fn the_packaged_file_says_the_defaults() {
         assert!(written.contains_key(key), "{key} is not in memtrace.toml");
     }
     for (section, keys) in
-        [("maps", 7), ("stacks", 1), ("include", 4), ("exclude", 6), ("verdict", 3)]
+        [("maps", 7), ("stacks", 2), ("include", 4), ("exclude", 6), ("verdict", 3)]
     {
         assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
     }

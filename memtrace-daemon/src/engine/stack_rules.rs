@@ -89,3 +89,19 @@ fn stacks_are_bounded_and_what_finds_no_room_is_unattributed_and_counted() {
     assert_eq!(site(app, Some("unattributed")).live_bytes, 60);
     assert_eq!(picture.loss["stack_budget"].count, 6);
 }
+
+#[test]
+fn one_process_leaves_room_for_the_stacks_of_others() {
+    let mut world = World::new(LedgerConfig { max_stacks: 16, ..LedgerConfig::default() });
+    let greedy = world.start(None, false, Arrives);
+    for caller in 0..20 {
+        world.call(greedy, cuda_malloc(), 2 * caller, 10, true, Arrives);
+    }
+    let other = world.start(None, false, Arrives);
+    world.call(other, cuda_malloc(), 0, 10, true, Arrives);
+    world.totals(Arrives);
+    let picture = world.snapshot();
+    assert_eq!(process(&picture, 1_001).sites.len(), 14 + 1);
+    assert_eq!(process(&picture, 1_002).sites.len(), 1);
+    assert_eq!(picture.loss["stack_budget"].count, 6);
+}

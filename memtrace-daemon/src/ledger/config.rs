@@ -21,7 +21,7 @@ pub struct LedgerConfig {
 impl LedgerConfig {
     /// Stacks that one address space may have: an eighth is left to all others.
     pub(super) const fn max_stacks_of_one(&self) -> usize {
-        self.max_stacks / 8 * 7
+        self.max_stacks - self.max_stacks / 8
     }
 }
 
