@@ -35,8 +35,8 @@ const SIZE: u64 = 1 << 30;
 const OWN: u32 = 25;
 /// Addresses that were named before.
 const WARM_BUDGET: Duration = Duration::from_secs(1);
-/// What all caches of the daemon may take.
-const MEMORY_BUDGET: u64 = 64 << 20;
+/// What names may take of the daemon's 64 MiB, beside 16 MiB for unwinding.
+const MEMORY_BUDGET: u64 = 48 << 20;
 /// Ids that no process has.
 const FIRST_ID: u32 = 0x4000_0000;
 const BASE: u64 = 0x7f00_0000_0000;

@@ -115,7 +115,10 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
         let mut old = CallLive::NONE;
         match insert_call(key, entry, &mut old) {
             Inserted::New => {}
-            Inserted::Replaced => left(caller, key, &old, FreeReason::FreedUnseen),
+            // If it waited for an outer call, where it was made is not known any more.
+            Inserted::Replaced => {
+                left(&caller.known(0, Caller::NOTHING), key, &old, FreeReason::FreedUnseen);
+            }
             Inserted::Full => {
                 lost(LossCause::LiveMapFull, entry.bytes);
                 add_one(&raw mut (*row).dropped, entry.bytes);

@@ -316,7 +316,7 @@ fn affords(bytes: u64) -> bool {
     unsafe {
         let now = bpf_ktime_get_ns();
         let mut from = core::ptr::read_volatile(spent_until);
-        let earliest = now.wrapping_sub(globals::copy_burst_ns());
+        let earliest = now.saturating_sub(globals::copy_burst_ns());
         if from < earliest {
             from = earliest;
         }

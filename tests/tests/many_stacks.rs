@@ -106,6 +106,7 @@ fn one_leak_among_50_000_stacks_is_found_exact_and_within_bounds() -> Result<()>
     let unexpected: Vec<_> =
         dump.losses().into_iter().filter(|(cause, _)| *cause != "stack_budget").collect();
     ensure!(unexpected.is_empty(), "lost: {unexpected:?}");
+    ensure!(by("walk") > 0, "the kernel side walked no stack");
     ensure!(anonymous < MOST_KIB, "{anonymous} KiB of anonymous memory");
     Ok(())
 }
@@ -135,6 +136,8 @@ fn a_path_is_one_site_whichever_way_its_stack_was_taken() -> Result<()> {
         ensure!(before.is_none(), "path {bits} is two sites: {before:?} and {:?}", site.id);
     }
     println!("{} sites: {ways:?}", paths.len());
+    let walked = ways.iter().any(|(way, _)| *way == "walk");
+    ensure!(walked, "the kernel side walked no stack: {ways:?}");
     ensure!(paths.keys().copied().eq(0..PATHS), "{} paths of {PATHS}", paths.len());
     Ok(())
 }

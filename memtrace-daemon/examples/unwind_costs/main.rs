@@ -27,6 +27,8 @@ const STACKS: u64 = 200;
 const MEASURE: Duration = Duration::from_secs(1);
 /// A stack whose code is known.
 const WARM_BUDGET: Duration = Duration::from_micros(50);
+/// What rules and indexes may take of the daemon's 64 MiB.
+const MEMORY_BUDGET: u64 = 16 << 20;
 /// Unwindings a batch.
 const BATCH: u32 = 100;
 
@@ -53,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         memory.rules
     );
     ensure!(warm <= WARM_BUDGET, "unwinding takes longer than its budget");
+    ensure!(memory.anonymous <= MEMORY_BUDGET, "rules take more than their budget");
     Ok(())
 }
 

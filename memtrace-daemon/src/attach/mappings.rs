@@ -64,6 +64,8 @@ pub enum News<'a> {
     Mapped(&'a Mapping),
     /// Nothing from before this moment is still to come, but for what was lost.
     Until(Instant),
+    /// Some were lost.
+    Lost,
 }
 
 /// The open events and their rings.

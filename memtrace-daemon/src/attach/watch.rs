@@ -102,6 +102,9 @@ impl<P: Prober> Watcher<P> {
                     new.push(mapping);
                 }
             });
+            if lost > 0 {
+                told(News::Lost);
+            }
             told(News::Until(began));
             self.lost |= lost > 0;
         }

@@ -310,6 +310,7 @@ fn start_attacher(
             path: mapping.path.clone(),
         }),
         News::Until(at) => stacks.told_until(at),
+        News::Lost => stacks.mappings_lost(),
     };
     let covered = move |rows| {
         let now_ns = crate::host::clock::monotonic_ns();

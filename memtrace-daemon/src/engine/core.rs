@@ -124,6 +124,12 @@ impl Core {
         self.ledger.awaited()
     }
 
+    /// Calls whose stacks came after them, since the start.
+    #[must_use]
+    pub fn unwound(&self) -> u64 {
+        self.ledger.unwound()
+    }
+
     /// Stacks that were asked for and have no name yet, to be asked for again.
     pub fn unnamed(&self) -> impl Iterator<Item = &RawStack> {
         self.ledger.stacks().unnamed()

@@ -120,6 +120,8 @@ pub struct Engine {
     loss: Vec<LossCounter>,
     /// Records of calls were lost since the live ids were last read.
     reconcile: bool,
+    /// They are to be read once more when so many stacks have been unwound.
+    reconcile_at: Option<u64>,
     /// Cgroup policy said about processes that may be asked again.
     unfamiliar: HashMap<u32, ProcessAsk>,
     /// Closed address spaces whose mappings are known as long as stacks wait for their names.
@@ -143,6 +145,7 @@ impl Engine {
             parts,
             loss: Vec::new(),
             reconcile: false,
+            reconcile_at: None,
             unfamiliar: HashMap::new(),
             leaving: Vec::new(),
             last_published: (0, Instant::now()),
@@ -210,6 +213,8 @@ impl Engine {
         let deadline = Instant::now() + patience;
         let mut nameless: Vec<StackKey> = self.core.unnamed().map(|stack| stack.key).collect();
         let mut unknown: Vec<u32> = self.unfamiliar.keys().copied().collect();
+        // Stacks are unwound in order, so these many are those that wait now.
+        let target = self.core.unwound() + self.core.awaited() as u64;
         let mut unwound = self.core.awaited() == 0;
         self.ask_again();
         loop {
@@ -224,7 +229,7 @@ impl Engine {
             if self.parts.stacks.status().under_way < FEW_STACKS {
                 self.ask_again();
             }
-            if !unwound && self.core.awaited() == 0 {
+            if !unwound && self.core.unwound() >= target {
                 // What was unwound meanwhile has stacks that are new.
                 unwound = true;
                 nameless = self.core.unnamed().map(|stack| stack.key).collect();
@@ -304,7 +309,7 @@ impl Engine {
             }
         }
         self.look_for_loss();
-        if self.reconcile {
+        if self.reconcile || self.reconcile_at.is_some_and(|at| self.core.unwound() >= at) {
             self.read_live_ids();
         }
         self.apply(&Record::Tick { now_ns: host::clock::monotonic_ns() });
@@ -337,8 +342,10 @@ impl Engine {
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
                 self.drain_all();
+                self.reconcile = false;
                 // What is still to be unwound is looked at once more when it has come.
-                self.reconcile = self.core.awaited() > 0;
+                let awaited = self.core.awaited() as u64;
+                self.reconcile_at = (awaited > 0).then(|| self.core.unwound() + awaited);
                 let observation = Observation::LiveIds { next_id, ids };
                 self.apply(&Record::Observation { now_ns, observation });
             }

@@ -116,10 +116,10 @@ impl Todo<'_> {
             }
         }
         for space in settle_spaces {
+            self.leaving.push(space);
             self.settle(core, space);
         }
         for space in sweep_spaces {
-            self.leaving.push(space);
             report("sweep a closed address space", self.tracer.sweep(space));
         }
         for (key, _) in forget_processes {

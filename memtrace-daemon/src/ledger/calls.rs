@@ -61,6 +61,7 @@ impl Ledger {
     }
 
     pub(super) fn allocation_record(&mut self, call: &Call) {
+        self.unwound += u64::from(call.stage == Stage::Unwound);
         let early = match self.closed_calls.get(&call.id) {
             Some(ClosedCall::Booked) => return,
             Some(ClosedCall::Early(reason)) => Some(*reason),
@@ -88,6 +89,7 @@ impl Ledger {
     }
 
     pub(super) fn failure_record(&mut self, call: &Call) {
+        self.unwound += u64::from(call.stage == Stage::Unwound);
         let Some(space) = self.space_of(call) else {
             return;
         };
@@ -101,6 +103,12 @@ impl Ledger {
         {
             space.fail(function, stack, call.time_ns);
         }
+    }
+
+    /// Calls whose stacks came after them, since the start.
+    #[must_use]
+    pub const fn unwound(&self) -> u64 {
+        self.unwound
     }
 
     /// Calls whose stacks are still to be unwound.

@@ -70,6 +70,8 @@ pub struct Ledger {
     closed_calls: Recent<u64, ClosedCall>,
     forgotten_spaces: Recent<u32, ()>,
     forgotten_processes: Recent<u32, FoldedKey>,
+    /// Calls whose stacks came after them.
+    unwound: u64,
     faults: Faults,
 }
 
@@ -103,6 +105,7 @@ impl Ledger {
             closed_calls: Recent::new(RECENT_CALLS),
             forgotten_spaces: Recent::new(RECENT_PROCESSES),
             forgotten_processes: Recent::new(RECENT_PROCESSES),
+            unwound: 0,
             faults: Faults::default(),
         }
     }

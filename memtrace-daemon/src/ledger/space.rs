@@ -306,6 +306,7 @@ impl Space {
             }
         }
         self.live = FxHashMap::default();
+        self.waiting = Waiting::default();
         self.swept = true;
     }
 

@@ -177,7 +177,7 @@ impl fmt::Debug for StackCopy {
         let Self { registers, slots, exec_pages, whole, missing, bytes } = self;
         formatter
             .debug_struct("StackCopy")
-            .field("registers", registers)
+            .field("at", &registers.rip)
             .field("slots", slots)
             .field("exec_pages", exec_pages)
             .field("whole", whole)

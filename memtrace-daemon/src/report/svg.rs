@@ -16,6 +16,8 @@ use crate::snapshot::Snapshot;
 
 /// More frames than this make a browser slow, and are too thin to see.
 const MOST_FRAMES: usize = 20_000;
+/// Bytes of all lines that the picture is made from.
+const MOST_BYTES: usize = 32 << 20;
 
 /// Writes the flame graph. `filter` is what the snapshot was narrowed by, for the title.
 ///
@@ -27,15 +29,11 @@ pub fn write(snapshot: &Snapshot, filter: &Filter, out: &mut dyn Write) -> io::R
     if tree.is_empty() {
         return nothing(snapshot, filter, out);
     }
-    let mut lines = Vec::new();
-    tree.each_stack(MOST_FRAMES, |stack, bytes| {
-        lines.push(format!("{stack} {bytes}"));
-        io::Result::Ok(())
-    })?;
+    let (lines, shown) = lines(&tree)?;
     let mut colors = colors(&tree);
     let mut options = Options::default();
     options.title = title(snapshot);
-    options.subtitle = Some(subtitle(filter, &tree));
+    options.subtitle = Some(subtitle(filter, &tree, shown));
     options.count_name = "bytes".into();
     options.colors = Palette::Basic(BasicPalette::Mem);
     options.palette_map = Some(&mut colors);
@@ -54,6 +52,26 @@ pub fn write(snapshot: &Snapshot, filter: &Filter, out: &mut dyn Write) -> io::R
     out.write_all(root)?;
     out.write_all(after)?;
     out.flush()
+}
+
+/// A line a stack, and how many frames are shown: each line has all names on the way, so names
+/// that are long leave room for fewer frames.
+fn lines(tree: &Tree) -> io::Result<(Vec<String>, usize)> {
+    let mut most = MOST_FRAMES;
+    loop {
+        let (mut lines, mut size) = (Vec::new(), 0_usize);
+        tree.each_stack(most, |stack, bytes| {
+            size = size.saturating_add(stack.len());
+            if size <= MOST_BYTES {
+                lines.push(format!("{stack} {bytes}"));
+            }
+            io::Result::Ok(())
+        })?;
+        if size <= MOST_BYTES || most < 2 {
+            return Ok((lines, most));
+        }
+        most /= 2;
+    }
 }
 
 /// The picture before, at and after the title of its root. inferno's says the sum of everything,
@@ -79,15 +97,15 @@ fn title(snapshot: &Snapshot) -> String {
     )
 }
 
-fn subtitle(filter: &Filter, tree: &Tree) -> String {
+fn subtitle(filter: &Filter, tree: &Tree, shown: usize) -> String {
     let mut domains: Vec<_> = tree.domains().collect();
     domains.sort_unstable();
     let mut said = domains.join(", ");
     if !filter.is_empty() {
         said.push_str(&format!(" · only {filter}"));
     }
-    if tree.len() > MOST_FRAMES {
-        let (most, all) = (human::count(MOST_FRAMES as u64), human::count(tree.len() as u64));
+    if tree.len() > shown {
+        let (most, all) = (human::count(shown as u64), human::count(tree.len() as u64));
         said.push_str(&format!(" · the {most} heaviest of {all} frames"));
     }
     said

@@ -165,12 +165,23 @@ fn take_sections<'a>(
     }
     let (mut debug, mut inflated) = (0_u64, 0_u64);
     let mut within_limits = true;
+    let mut seen = Vec::new();
     let (mut full, mut full_strings) = (None, None);
     let (mut exported, mut exported_strings) = (None, None);
     for section in sections.iter().skip(1) {
         let name = sections
             .section_name(LittleEndian, section)
             .map_err(|_| "a section has no name that can be read")?;
+        let read_by_name = name.starts_with(b".debug_")
+            || matches!(name, b".symtab" | b".dynsym" | b".strtab" | b".dynstr");
+        if read_by_name {
+            // Of two sections with one name a reader takes whichever it likes, and what was
+            // looked at here would be the other one.
+            if seen.contains(&name) {
+                return Err("it has two sections of one name");
+            }
+            seen.push(name);
+        }
         let Ok(packed) = section.compression(LittleEndian, data) else {
             return Err("a compressed section cannot be read");
         };
@@ -400,6 +411,16 @@ mod tests {
         let file = with_sections(&[symtab(u64::MAX - 8, 48, 3), strtab], 8 << 20);
         let found = facts(&file).unwrap();
         assert!(found.tables.is_empty() && found.refused.is_none());
+    }
+
+    #[test]
+    fn two_sections_of_one_name_are_refused() {
+        for name in [11, 19, 27] {
+            let one = section(name, 1, 0, 1 << 16, 100, 0);
+            assert_eq!(facts(&with_sections(&[one.clone()], 8 << 20)).unwrap().refused, None);
+            let two = facts(&with_sections(&[one.clone(), one], 8 << 20)).unwrap();
+            assert_eq!(two.refused, Some("it has two sections of one name"), "{name}");
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub struct FileKey {
     inode: u64,
     size: u64,
     modified: (i64, i64),
+    changed: (i64, i64),
 }
 
 impl FileKey {
@@ -39,6 +40,7 @@ impl FileKey {
             inode: stat.st_ino,
             size: u64::try_from(stat.st_size).unwrap_or(0),
             modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)),
+            changed: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(0)),
         }
     }
 }
@@ -61,8 +63,11 @@ pub struct OpenFile {
     pub module: Arc<str>,
     /// What its headers say.
     pub facts: ElfFacts,
-    /// Whether only root can have written it.
+    /// Whether only root can have written it: root of the host, not of a container.
     pub trusted: bool,
+    /// Whether it is certainly what the mapping shows: what lies at the mapping's place may be
+    /// another program's by now.
+    pub as_mapped: bool,
     /// Its separate debug file.
     pub separate: Option<Box<OpenFile>>,
     /// Why a separate debug file that is there is not used.
@@ -125,6 +130,9 @@ pub fn open(tgid: u32, row: &Row) -> Result<OpenFile, String> {
         module
     };
     let mut open = described(file, &stat, module)?;
+    open.as_mapped = is_of(&stat, row);
+    // Root of a container is not root of the host: only what lies in our own root counts.
+    open.trusted = only_root_writes(&stat) && open_by_path("/", row).is_ok();
     if open.facts.refused.is_none() {
         let path = row.path.strip_suffix(DELETED).unwrap_or(&row.path);
         let found = separate::find(tgid, path, &open);
@@ -165,7 +173,8 @@ pub fn described(file: File, stat: &Stat, module: String) -> Result<OpenFile, St
         key: FileKey::of(stat),
         module: module.into(),
         facts,
-        trusted: stat.st_uid == 0 && stat.st_mode & 0o022 == 0,
+        trusted: false,
+        as_mapped: false,
         separate: None,
         note: None,
     })
@@ -202,14 +211,22 @@ fn open_by_path(root: &str, row: &Row) -> Result<OwnedFd, String> {
     let handle = root_of(root).and_then(|root| open_in(&root, &row.path));
     let handle = handle.map_err(|error| error.to_string())?;
     let stat = rustix::fs::fstat(&handle).map_err(|error| error.to_string())?;
+    if is_of(&stat, row) { Ok(handle) } else { Err("another file has its path now".into()) }
+}
+
+/// Whether a file is the one that a mapping shows.
+fn is_of(stat: &Stat, row: &Row) -> bool {
     // File systems with many subvolumes show one device in maps and another in stat, both
     // without a driver (major 0).
     let nameless = |device| rustix::fs::major(device) == 0;
     let device = stat.st_dev == row.device || nameless(stat.st_dev) && nameless(row.device);
-    if stat.st_ino != row.inode || !device {
-        return Err("another file has its path now".into());
-    }
-    Ok(handle)
+    stat.st_ino == row.inode && device
+}
+
+/// Whether only root of the host can have written a file that lies in our own root.
+#[must_use]
+pub fn only_root_writes(stat: &Stat) -> bool {
+    stat.st_uid == 0 && stat.st_mode & 0o022 == 0
 }
 
 fn refusal(module: &str, first: rustix::io::Errno, second: &str) -> String {

@@ -36,6 +36,12 @@ impl Mapped {
         Self { spaces, told, at, open: FxHashMap::default() }
     }
 
+    /// Whether somebody tells of new mappings.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.told.is_told()
+    }
+
     /// An address of a space was not found: reads what is mapped, or waits for the events that
     /// told of it. Returns why it could not be read.
     pub fn look_again(&self, tgid: u32, space: u32, asked: Instant) -> Option<String> {
@@ -45,9 +51,8 @@ impl Mapped {
             Source::Gone => Some("process ended before its mappings could be read".into()),
             Source::Read { start_ns } => self.read(tgid, space, asked, start_ns).err(),
         };
-        if unread.is_some() {
-            self.told.wait_for(asked);
-        }
+        // What was read may be another program's by now: an exec is heard of later than its calls.
+        self.told.wait_for(asked);
         unread
     }
 
@@ -97,7 +102,9 @@ impl Mapped {
         if self.open.len() >= 1_024 {
             self.open.retain(|_, file| file.strong_count() > 0);
         }
-        self.open.insert(id, Arc::downgrade(&file));
+        if file.as_mapped {
+            self.open.insert(id, Arc::downgrade(&file));
+        }
         Ok(file)
     }
 }

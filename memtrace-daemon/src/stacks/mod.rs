@@ -304,6 +304,11 @@ impl Stacks {
         lock(&self.inner.spaces).mapping(mapping, clock::boot_ns());
     }
 
+    /// Mapping events were lost.
+    pub fn mappings_lost(&self) {
+        lock(&self.inner.learned).lost();
+    }
+
     /// All mapping events from before `at` have been handed over: stacks of a process that has
     /// ended by then wait for this.
     pub fn told_until(&self, at: Instant) {

@@ -165,8 +165,9 @@ impl Placer {
     ) {
         let inside = code_at(address);
         let mut found = self.perf_maps.find(space, inside);
-        if found.is_none() && !search.read {
-            // Once a stack: what its process has compiled by now was written before.
+        if !search.read {
+            // Once a stack, whether or not it has a name: code is made anew at old addresses. What its
+            // process has compiled by now was written before.
             search.read = true;
             search.parent = lock(&self.mapped.spaces).parent(tgid, space);
             search.refused = self.read_perf_map(tgid, space).err().flatten();

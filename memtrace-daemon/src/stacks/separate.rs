@@ -30,10 +30,11 @@ pub fn find(tgid: u32, path: &[u8], of: &OpenFile) -> Result<Option<OpenFile>, S
     }
     let candidates = candidates(path, of);
     let mut note = None;
-    let roots = [format!("/proc/{tgid}/root"), "/".into()];
-    for root in roots.iter().filter_map(|root| files::root_of(root).ok()) {
+    let roots = [(format!("/proc/{tgid}/root"), false), ("/".into(), true)];
+    let opened = |(root, host): &(String, bool)| Some((files::root_of(root).ok()?, *host));
+    for (root, host) in roots.iter().filter_map(opened) {
         for candidate in &candidates {
-            match open(&root, candidate, of) {
+            match open(&root, host, candidate, of) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(why) => note = note.or(Some(why)),
@@ -74,11 +75,18 @@ fn candidates(path: &[u8], of: &OpenFile) -> Vec<Vec<u8>> {
 }
 
 /// Opens one, if it is there and belongs to the file.
-fn open(root: &OwnedFd, path: &[u8], of: &OpenFile) -> Result<Option<OpenFile>, String> {
+fn open(
+    root: &OwnedFd,
+    host: bool,
+    path: &[u8],
+    of: &OpenFile,
+) -> Result<Option<OpenFile>, String> {
     let Ok(handle) = files::open_in(root, path) else { return Ok(None) };
     let name = format!("/{}", text(path));
     let (file, stat) = files::regular(&handle, &name)?;
-    let found = files::described(file, &stat, name)?;
+    let mut found = files::described(file, &stat, name)?;
+    // Beside a program that is trusted lies what is.
+    found.trusted = files::only_root_writes(&stat) && (host || of.trusted);
     if found.key == of.key {
         return Ok(None);
     }
@@ -165,7 +173,7 @@ mod tests {
         let name = folder.path().join("a.debug");
         std::fs::copy("/proc/self/exe", &name).unwrap();
         let root = files::root_of(folder.path().to_str().unwrap()).unwrap();
-        let look = |of: &OpenFile, name: &str| open(&root, name.as_bytes(), of);
+        let look = |of: &OpenFile, name: &str| open(&root, true, name.as_bytes(), of);
         let mut of = ours();
         let real = super::super::elf::facts(&File::open(&name).unwrap()).unwrap().build_id;
         assert!(look(&of, "a.debug").unwrap_err().contains("another build id"));

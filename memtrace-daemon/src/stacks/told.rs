@@ -33,6 +33,12 @@ impl Told {
         self.moved.notify_all();
     }
 
+    /// Whether anybody tells.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        lock(&self.state).until.is_some()
+    }
+
     /// Waits until all events from before `at` have been taken in; not for ever, and not at all
     /// where nobody tells.
     pub fn wait_for(&self, at: Instant) {

@@ -11,13 +11,16 @@ use rustc_hash::FxHashMap;
 
 use super::doing::Thing;
 use super::files::OpenFile;
-use super::learned::Learned;
+use super::learned::{From, Learned};
 use super::mapped::Mapped;
 use super::unwind::{AddressSpace, Code, Unwinder};
 use crate::expendable::{Worker, lock};
 use crate::intake::INNER;
 use crate::record::{CopiedCall, Record};
 use crate::snapshot::{Taken, TakenBy};
+
+/// What a call under way takes beside its copy, bytes.
+const BESIDE: usize = 1_024;
 
 /// A copied call that is under way: while it is, its bytes count.
 #[derive(Debug)]
@@ -37,7 +40,7 @@ impl UnderWay {
         copied: Box<CopiedCall>,
         bytes: &Arc<AtomicUsize>,
     ) -> Result<Self, Box<CopiedCall>> {
-        let own = copied.copy.bytes.len();
+        let own = copied.copy.bytes.len() + BESIDE;
         if bytes.fetch_add(own, Relaxed) + own <= limit {
             return Ok(Self { copied, bytes: Arc::clone(bytes) });
         }
@@ -48,7 +51,7 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.bytes.fetch_sub(self.copied.copy.bytes.len(), Relaxed);
+        self.bytes.fetch_sub(self.copied.copy.bytes.len() + BESIDE, Relaxed);
     }
 }
 
@@ -94,7 +97,12 @@ impl Worker for Unwinding {
         code.bring_up_to_date();
         let unwound = self.unwinder.unwind(copy, &mut code);
         let mut learned = lock(&self.learned);
-        learned.learn(call.tgid, call.space, copy.exec_pages, &unwound.steps);
+        let from =
+            From { tgid: call.tgid, space: call.space, exec_pages: copy.exec_pages, asked: job.at };
+        // Where nobody tells of new mappings, nothing that is learned stays true.
+        if self.mapped.is_told() {
+            learned.learn(&from, &unwound.steps);
+        }
         drop(learned);
         let stack = inner.iter().chain(&unwound.addresses).copied().collect();
         let mut reasons: Vec<String> = unwound.incomplete.into_iter().collect();

@@ -127,8 +127,9 @@ impl Tables {
         }
         if let Some(module) = mapping.and_then(|index| self.mappings.get_mut(index)) {
             module.functions &= lines.len() == frames.len();
-            module.filenames &= frames.iter().all(|frame| frame.file.is_some());
-            module.lines &= frames.iter().all(|frame| frame.line.is_some());
+            // Start-up code in assembler has no lines in a program that has them.
+            module.filenames |= frames.iter().any(|frame| frame.file.is_some());
+            module.lines |= frames.iter().any(|frame| frame.line.is_some());
             module.inlined |= frames.len() > 1;
         }
         self.location_of(Key { mapping, address, lines })
@@ -211,8 +212,8 @@ impl Tables {
                 used: None,
                 symbols: FxHashMap::default(),
                 functions: true,
-                filenames: true,
-                lines: true,
+                filenames: false,
+                lines: false,
                 inlined: false,
             });
         }

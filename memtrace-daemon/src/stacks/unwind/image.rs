@@ -32,8 +32,6 @@ pub struct Image {
     pub debug_frame: Option<Packed>,
     /// The same, unpacked, once it was wanted.
     pub unpacked: Option<Bytes>,
-    /// Where the program begins.
-    pub entry: u64,
     segments: Vec<Segment>,
 }
 
@@ -100,7 +98,6 @@ impl Image {
             eh_frame_hdr,
             debug_frame: None,
             unpacked: None,
-            entry: header.e_entry(LE),
             segments,
             bytes: Bytes::Static(&[]),
         };

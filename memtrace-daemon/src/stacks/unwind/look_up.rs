@@ -20,8 +20,6 @@ const MAX_EMPTY: usize = 8;
 const MAX_COMMON: usize = 4 << 10;
 /// Most code bytes looked at from an address on.
 const MAX_CODE: usize = 48;
-/// How far behind its entry point a program's first function may call, bytes.
-const ENTRY: u64 = 64;
 
 /// Room for the rows that gimli computes, on the heap and used again.
 #[derive(Debug, Default)]
@@ -82,14 +80,7 @@ pub fn rule(
     let at = At { address, exact, next: offset.saturating_add(u64::from(!exact)) };
     let by_eh = by_eh_frame(image, indexes, context, at);
     let found = by_eh.or_else(|| by_debug_frame(image, indexes, context, at));
-    found.unwrap_or_else(|| {
-        // Programs without glibc may have no unwind information for their first function.
-        let entry = image.entry;
-        if entry != 0 && (entry..entry.saturating_add(ENTRY)).contains(&address) && !exact {
-            return Rule::End;
-        }
-        code::rule(at.code(image))
-    })
+    found.unwrap_or_else(|| code::rule(at.code(image)))
 }
 
 fn by_eh_frame(

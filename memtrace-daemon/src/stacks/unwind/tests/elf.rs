@@ -18,7 +18,6 @@ const DATA: u64 = 0x1000;
 #[derive(Clone, Debug, Default)]
 pub struct Elf {
     pub code: Vec<u8>,
-    pub entry: u64,
     pub eh_frame: Vec<u8>,
     /// Address of `.eh_frame` and (start, offset of the description).
     pub table: Vec<(u64, u64)>,
@@ -146,7 +145,7 @@ impl Elf {
         head.extend([3, 0, 62, 0, 1, 0, 0, 0]);
         let count = if self.no_section_headers { 0 } else { 4_u8 };
         let sections_at = if count == 0 { 0 } else { sections_at };
-        for word in [self.entry, 64, sections_at] {
+        for word in [0, 64, sections_at] {
             head.extend(word.to_le_bytes());
         }
         let names = count.saturating_sub(1);
