@@ -417,7 +417,10 @@ mod tests {
     fn two_sections_of_one_name_are_refused() {
         for name in [11, 19, 27] {
             let one = section(name, 1, 0, 1 << 16, 100, 0);
-            assert_eq!(facts(&with_sections(&[one.clone()], 8 << 20)).unwrap().refused, None);
+            assert_eq!(
+                facts(&with_sections(std::slice::from_ref(&one), 8 << 20)).unwrap().refused,
+                None
+            );
             let two = facts(&with_sections(&[one.clone(), one], 8 << 20)).unwrap();
             assert_eq!(two.refused, Some("it has two sections of one name"), "{name}");
         }
