@@ -7,6 +7,9 @@
 //! 1 GB each) in the folder for the time of the run; the processes are mapping events. Needs
 //! 1 GB of disk, no root, and an optimised build if the times are to mean anything.
 
+#[path = "shared/memory.rs"]
+mod memory;
+
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -18,6 +21,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use memory::{anonymous, mebibytes};
 use memtrace_common::{Step, StepKey};
 use memtrace_daemon::record::{RawStack, StackKey, StackOrigin};
 use memtrace_daemon::snapshot::Taken;
@@ -134,7 +138,6 @@ fn measure(folder: &Path, processes: u32) -> anyhow::Result<()> {
     seconds(&format!("{frames} frames, all new"), cold);
     seconds(&format!("{WARM} addresses of one, new"), first);
     seconds("the same once more", second);
-    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let row = |what: &str, bytes: u64| println!("  {what:32}{:8.1} MiB", mebibytes(bytes));
     row("anonymous memory before", before);
     row("at most", peak);
@@ -185,13 +188,6 @@ impl Watch {
         let peak = self.peak.load(Relaxed);
         Ok((peak, anonymous()?))
     }
-}
-
-fn anonymous() -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kilobytes = line.context("no RssAnon")?.trim().trim_end_matches(" kB");
-    Ok(kilobytes.parse::<u64>()? << 10)
 }
 
 /// The symbols and the names of so many functions.

@@ -4,12 +4,15 @@
 //! Everything is synthetic and in this process: no root, no programs, no clock in the records.
 //! Numbers stand beside the budgets of the design and fail nothing.
 
+#[path = "../shared/memory.rs"]
+mod memory;
 mod world;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use memory::{anonymous, mebibytes};
 use memtrace_daemon::attach::memory::{BUDGET_BYTES, plan, possible_cpus, total_bytes};
 use memtrace_daemon::attach::object::OBJECT;
 use memtrace_daemon::attach::options::Sizes;
@@ -155,19 +158,6 @@ fn memory() -> anyhow::Result<()> {
     }
     println!("  {:32}{:8.1} MiB   ×{ratio:.2} of 96", "all", mebibytes(total));
     Ok(())
-}
-
-/// Anonymous memory of this process, bytes.
-fn anonymous() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kibibytes = line.and_then(|line| line.split_whitespace().next());
-    let kibibytes: u64 = kibibytes.context("no RssAnon in /proc/self/status")?.parse()?;
-    Ok(kibibytes << 10)
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -5,10 +5,13 @@
 //! The libraries are made up and their code is never run; the stacks are as they would be.
 
 mod large;
+#[path = "../shared/memory.rs"]
+mod memory;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use memory::{anonymous, mebibytes};
 use memtrace_daemon::record::{Registers, StackCopy};
 use memtrace_daemon::stacks::unwind::own::OwnSpace;
 use memtrace_daemon::stacks::unwind::{Unwinder, Unwound};
@@ -46,7 +49,6 @@ fn main() -> anyhow::Result<()> {
     let ratio = warm.as_secs_f64() / WARM_BUDGET.as_secs_f64();
     println!("  {:32}{:8.2} µs   ×{ratio:.2} of 50", "code that is known", microseconds(warm));
     println!("  {:32}{:8.2} µs", format!("{stacks} different stacks, each"), microseconds(cold));
-    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!("  {:32}{:8.1} MiB", "anonymous memory", mebibytes(memory.anonymous));
     println!(
         "  {:32}{:8.1} MiB, {} rules",
@@ -140,13 +142,4 @@ fn check(unwound: &Unwound) -> anyhow::Result<()> {
     ensure!(unwound.incomplete.is_none(), "{:?} after {depth} frames", unwound.incomplete);
     ensure!(depth as u64 == DEPTH, "{depth} frames");
     Ok(())
-}
-
-/// Anonymous memory of this process, bytes.
-fn anonymous() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kibibytes = line.and_then(|line| line.split_whitespace().next());
-    let kibibytes: u64 = kibibytes.context("no RssAnon in /proc/self/status")?.parse()?;
-    Ok(kibibytes << 10)
 }
