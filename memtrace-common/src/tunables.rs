@@ -33,8 +33,9 @@ pub const RING_BYTES: u32 = 8 << 20;
 pub const LIVE_FILL_PERCENT: u64 = 90;
 /// A stack is taken when the live bytes of an account have grown by this much.
 pub const SAMPLE_QUANTUM_BYTES: u64 = 32 << 10;
-/// Age class 0 ends at 2^30 ns (about a second), so the classes reach from 1 s to 2 minutes.
-pub const AGE_SHIFT: u64 = 30;
+/// Age class 0 ends at 2^33 ns, about a window of the verdict (10 s), so the classes reach from
+/// one window to 64, some 9 minutes.
+pub const AGE_SHIFT: u64 = 33;
 /// Nesting of probed calls on one thread: runtime over driver over heap, and one to spare.
 pub const INFLIGHT_DEPTH: usize = 4;
 /// Inner allocations of one outer call that wait for its return; more are booked at once.

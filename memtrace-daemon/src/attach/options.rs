@@ -83,6 +83,8 @@ pub struct Options {
     /// Bytes of user stacks that are copied a second, at most; beyond, stacks are taken by frame
     /// pointers.
     pub copy_bytes_per_second: u64,
+    /// Age class 0 of frees ends at 2^this ns, and each class after it at twice as much.
+    pub age_shift: u64,
     /// Sizes of the maps.
     pub sizes: Sizes,
     /// CPUs that the kernel may bring up.
@@ -102,6 +104,7 @@ impl Options {
             policy_default_exclude: false,
             sample_quantum_bytes: tunables::SAMPLE_QUANTUM_BYTES,
             copy_bytes_per_second: tunables::COPY_BYTES_PER_SECOND,
+            age_shift: tunables::AGE_SHIFT,
             sizes: Sizes::default(),
             possible_cpus,
         }

@@ -125,7 +125,7 @@ impl Session {
         }
         identity::initial_pid_namespace().map_err(|sentence| anyhow!("{sentence}"))?;
         let Plan {
-            options,
+            mut options,
             files,
             named,
             expected,
@@ -133,10 +133,13 @@ impl Session {
             cgroups,
             exact_sites,
             allocators,
-            ledger,
+            mut ledger,
             verdict,
             beat,
         } = plan;
+        // Ages and cohorts are told apart by the verdict's windows.
+        ledger.window_ns = verdict.window_ns();
+        options.age_shift = u64::from(verdict.window_ns().ilog2());
         let mut tracer = Tracer::load(&options)?;
         for (subject, include) in &subjects {
             tracer.set_policy(subject, *include)?;

@@ -8,8 +8,8 @@ use memtrace_common::{Domain, RecordKind};
 use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
 use crate::record::{Anchor, Observation, RawStack, Record};
-use crate::snapshot::{HostInfo, Snapshot};
-use crate::verdict::{Surroundings, Traffic, VerdictConfig, Verdicts};
+use crate::snapshot::{HostInfo, Snapshot, Verdict};
+use crate::verdict::{Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts};
 
 /// What the core is asked to do.
 #[derive(Clone, Debug, Default)]
@@ -98,6 +98,12 @@ impl Core {
     #[must_use]
     pub fn snapshot(&self, now_ns: u64, setting: &Setting) -> Snapshot {
         super::picture::paint(self, now_ns, setting)
+    }
+
+    /// What the verdict says now of each row, process and service that it says anything about;
+    /// cheaper than a picture.
+    pub fn said(&self, each: &mut dyn FnMut(Subject, Verdict)) {
+        self.verdicts.said(each);
     }
 
     /// Records that can change the books, so far. Where this stands still a picture differs

@@ -57,6 +57,7 @@ pub(super) fn hasty() -> LedgerConfig {
         reap_after_ns: SECOND,
         max_samples: 3,
         max_stacks: 64,
+        window_ns: 10 * SECOND,
     }
 }
 

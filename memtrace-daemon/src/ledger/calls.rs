@@ -20,7 +20,7 @@ impl Ledger {
             if key.space != 0 {
                 self.ownerless.push(key.space);
             }
-            Space::new(time_ns)
+            Space::new(time_ns, self.config.window_ns)
         });
         space.accept(function, totals);
         if space.closed_ns.is_some() && !space.swept && space.holds() {
@@ -36,7 +36,7 @@ impl Ledger {
         }
         let space = self.spaces.entry(call.space).or_insert_with(|| {
             self.ownerless.push(call.space);
-            Space::new(call.time_ns)
+            Space::new(call.time_ns, self.config.window_ns)
         });
         if space.owner.is_none() && call.serial != 0 {
             self.own(call.space, call.serial, false, call.time_ns);
@@ -83,7 +83,7 @@ impl Ledger {
         };
         let new = space.allocate(call.id, function, stack, call.bytes, call.time_ns);
         if let (true, Some(reason)) = (new, early) {
-            space.free(call.id, reason);
+            space.free(call.id, reason, call.time_ns);
             self.closed_calls.insert(call.id, ClosedCall::Booked);
         }
     }
@@ -126,7 +126,7 @@ impl Ledger {
             if space.free_awaited(free.id, reason) {
                 return true;
             }
-            let booked = space.free(free.id, reason);
+            let booked = space.free(free.id, reason, free.header.time_ns);
             if booked && let Ok(function) = FunctionId::try_from(free.function) {
                 space.heard(function);
             }
@@ -148,7 +148,7 @@ impl Ledger {
         // A swept space's allocations are not in the map because the sweep took them.
         for space in self.spaces.values_mut().filter(|space| !space.swept) {
             for id in space.missing(next_id, ids, read_ns) {
-                space.free(id, FreeReason::Freed);
+                space.free(id, FreeReason::Freed, read_ns);
                 self.closed_calls.insert(id, ClosedCall::Booked);
             }
             space.free_missing_awaited(next_id, ids, read_ns);

@@ -16,6 +16,9 @@ pub struct LedgerConfig {
     pub max_samples: usize,
     /// Distinct raw stacks kept; about 250 bytes each while named.
     pub max_stacks: usize,
+    /// Length of a window, ns: what is allocated in one is one cohort, and age classes double
+    /// from there.
+    pub window_ns: u64,
 }
 
 impl LedgerConfig {
@@ -33,6 +36,7 @@ impl Default for LedgerConfig {
             reap_after_ns: 2_000_000_000,
             max_samples: 8,
             max_stacks: 65_536,
+            window_ns: 10_000_000_000,
         }
     }
 }

@@ -53,7 +53,8 @@ impl Ledger {
     fn share(&mut self, entry: &ProcessEntry, change: i32, time_ns: u64) {
         let shares = !entry.ended() && entry.space != 0 && entry.space_owner != entry.serial;
         if shares && self.forgotten_spaces.get(&entry.space).is_none() {
-            let new = || Space::new(time_ns);
+            let window_ns = self.config.window_ns;
+            let new = || Space::new(time_ns, window_ns);
             let space = self.spaces.entry(entry.space).or_insert_with(new);
             space.sharers = space.sharers.saturating_add_signed(change);
             if space.sharers > 0 && !space.swept {
@@ -65,7 +66,8 @@ impl Ledger {
 
     /// Says whose an address space is; a process record says it for certain, a call's does not.
     pub(super) fn own(&mut self, id: u32, owner: u32, certain: bool, time_ns: u64) {
-        let space = self.spaces.entry(id).or_insert_with(|| Space::new(time_ns));
+        let window_ns = self.config.window_ns;
+        let space = self.spaces.entry(id).or_insert_with(|| Space::new(time_ns, window_ns));
         if self.forgotten_processes.get(&owner).is_some() {
             // It ended, and was let go, before this space was heard of.
             space.closed_ns.get_or_insert(time_ns);

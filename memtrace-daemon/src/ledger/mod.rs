@@ -7,6 +7,7 @@
 mod accounts;
 mod apply;
 mod calls;
+mod cohorts;
 mod config;
 mod effects;
 mod lives;
@@ -21,6 +22,7 @@ mod terms;
 mod waiting;
 
 pub use accounts::{AccountBooks, Holder, StackSample};
+pub use cohorts::{Cohort, Cohorts};
 pub use config::LedgerConfig;
 pub use effects::{Effects, Unfamiliar};
 pub use process::{Facts, Folded, FoldedKey, ProcessBooks, text};

@@ -1,8 +1,12 @@
 //! The books as the verdict looks at them: one sample a row and tick.
 
-use memtrace_common::{Amount, FunctionId};
+use memtrace_common::{AGE_CLASSES, Amount, Domain, FunctionId};
 
 use super::Ledger;
+use super::accounts::Holder;
+use super::cohorts::Cohorts;
+use super::process::{FoldedKey, ProcessBooks};
+use crate::catalog;
 
 /// What makes a row the same from tick to tick: raw keys, which do not change when a stack
 /// gets its name.
@@ -31,18 +35,31 @@ pub enum RowKey {
 }
 
 /// One row at one tick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowSample {
+#[derive(Clone, Copy, Debug)]
+pub struct RowSample<'a> {
     /// Which row.
     pub key: RowKey,
+    /// What kind of memory.
+    pub domain: Domain,
+    /// Whose it is: serial of the process; 0 where that is nobody, or nobody any more.
+    pub owner: u32,
+    /// What its owner has in common with others of the same program.
+    pub service: FoldedKey,
+    /// When its owner ended, monotonic ns.
+    pub owner_ended_ns: Option<u64>,
     /// Lowest live bytes since the last tick.
     pub low_bytes: u64,
-    /// Live bytes now.
-    pub live_bytes: u64,
+    /// Live now.
+    pub live: Amount,
     /// Allocated since attach.
     pub allocated: Amount,
     /// Freed since attach.
     pub freed: Amount,
+    /// Frees by the age of what was freed: class 0 is below a window, class n below 2^n windows,
+    /// the last one is open.
+    pub ages: [u64; AGE_CLASSES],
+    /// What became of what was allocated when, where every single object is followed.
+    pub cohorts: Option<&'a Cohorts>,
     /// First allocation, monotonic ns.
     pub first_ns: u64,
     /// Whether its space is closed: what it says does not change any more.
@@ -51,38 +68,65 @@ pub struct RowSample {
 
 impl Ledger {
     /// Gives one sample of each row, and starts the next tick's lowest mark.
-    pub fn sample_rows(&mut self, mut each: impl FnMut(RowSample)) {
+    pub fn sample_rows(&mut self, each: &mut dyn FnMut(&RowSample<'_>)) {
+        let processes = &self.processes;
+        let owner = |serial: u32| {
+            let process = processes.get(&serial);
+            let service = process.map(ProcessBooks::folded_key).unwrap_or_default();
+            (serial, service, process.and_then(|process| process.ended_ns))
+        };
         for books in self.accounts.iter_mut() {
             let account = &books.account;
-            let live_bytes = account.live().bytes;
-            if books.released && live_bytes == 0 {
+            let live = account.live();
+            if books.released && live.bytes == 0 {
                 continue;
             }
-            each(RowSample {
+            let (owner, service, owner_ended_ns) = match books.holder {
+                Holder::Process(serial) => owner(serial),
+                Holder::Folded(service) => (0, service, Some(0)),
+                Holder::Interrupt | Holder::Unknown => (0, FoldedKey::default(), None),
+            };
+            each(&RowSample {
                 key: books.row(),
+                domain: Domain::Kernel,
+                owner,
+                service,
+                owner_ended_ns,
                 low_bytes: books.low_bytes,
-                live_bytes,
+                live,
                 allocated: account.allocated,
                 freed: account.freed,
+                ages: account.ages,
+                cohorts: None,
                 first_ns: account.first_ns,
                 frozen: false,
             });
-            books.low_bytes = live_bytes;
+            books.low_bytes = live.bytes;
         }
         for (id, space) in &mut self.spaces {
             let frozen = space.closed_ns.is_some();
+            let (owner, service, owner_ended_ns) = owner(space.owner.unwrap_or(0));
             for site in space.sites_mut() {
-                let live_bytes = site.live().bytes;
-                each(RowSample {
+                let Some((_, domain)) = catalog::name_and_domain(site.function) else {
+                    continue;
+                };
+                let live = site.live();
+                each(&RowSample {
                     key: site.row(*id),
+                    domain,
+                    owner,
+                    service,
+                    owner_ended_ns,
                     low_bytes: site.low_bytes,
-                    live_bytes,
+                    live,
                     allocated: site.allocated,
                     freed: site.freed,
+                    ages: site.ages,
+                    cohorts: Some(&site.cohorts),
                     first_ns: site.first_ns,
                     frozen,
                 });
-                site.low_bytes = live_bytes;
+                site.low_bytes = live.bytes;
             }
         }
     }

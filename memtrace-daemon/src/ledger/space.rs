@@ -4,9 +4,10 @@
 //! Totals are the authority. Allocations say which site; where their records were lost, the
 //! difference is the row `unattributed`, and it is never negative.
 
-use memtrace_common::{Amount, FreeReason, FunctionId, Totals};
+use memtrace_common::{AGE_CLASSES, Amount, FreeReason, FunctionId, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::cohorts::Cohorts;
 use super::waiting::Waiting;
 use crate::record::StackKey;
 
@@ -19,6 +20,8 @@ pub struct Space {
     pub closed_ns: Option<u64>,
     /// When it was first heard of, monotonic ns.
     pub(super) first_ns: u64,
+    /// Length of a window, ns.
+    window_ns: u64,
     /// Running processes that share it with its owner.
     pub(super) sharers: u32,
     /// Whether `owner` was said by a process record, not guessed from a caller.
@@ -57,6 +60,10 @@ pub struct CallSite {
     pub(super) oldest_ns: Option<u64>,
     /// Lowest live bytes since this was last looked at.
     pub low_bytes: u64,
+    /// Frees by age, in classes that double from a window on.
+    pub(super) ages: [u64; AGE_CLASSES],
+    /// What became of what was allocated when.
+    pub(super) cohorts: Cohorts,
 }
 
 impl CallSite {
@@ -120,8 +127,12 @@ pub(super) enum ClosedCall {
 }
 
 impl Space {
-    pub(super) fn new(first_ns: u64) -> Self {
-        Self { first_ns, ..Self::default() }
+    pub(super) fn new(first_ns: u64, window_ns: u64) -> Self {
+        Self { first_ns, window_ns, ..Self::default() }
+    }
+
+    fn window(&self, time_ns: u64) -> u32 {
+        u32::try_from(time_ns / self.window_ns.max(1)).unwrap_or(u32::MAX)
     }
 
     /// Totals by function. A call's record comes at once, totals once a second: what the sites
@@ -260,9 +271,11 @@ impl Space {
             return false;
         }
         let position = self.position(function, stack, time_ns);
+        let window = self.window(time_ns);
         if let Some(site) = self.sites.get_mut(position) {
             site.allocated = site.allocated.saturating_add(Amount { count: 1, bytes });
             site.first_ns = site.first_ns.min(time_ns);
+            site.cohorts.allocated(window, bytes);
         }
         self.live.insert(id, LiveCall { site: position, bytes, time_ns });
         self.heard(function);
@@ -283,10 +296,12 @@ impl Space {
     }
 
     /// Books a free; false where the id is not live.
-    pub(super) fn free(&mut self, id: u64, reason: FreeReason) -> bool {
+    pub(super) fn free(&mut self, id: u64, reason: FreeReason, time_ns: u64) -> bool {
         let Some(call) = self.live.remove(&id) else {
             return false;
         };
+        let window = self.window(call.time_ns);
+        let class = age_class(time_ns.saturating_sub(call.time_ns), self.window_ns);
         if let Some(site) = self.sites.get_mut(call.site) {
             let term = match reason {
                 FreeReason::Freed => &mut site.freed,
@@ -294,6 +309,10 @@ impl Space {
             };
             *term = term.saturating_add(Amount { count: 1, bytes: call.bytes });
             site.low_bytes = site.low_bytes.min(site.live().bytes);
+            site.cohorts.freed(window, call.bytes);
+            if let Some(frees) = site.ages.get_mut(class) {
+                *frees += 1;
+            }
         }
         true
     }
@@ -378,10 +397,19 @@ impl Space {
                 oldest_ns: None,
                 first_ns: time_ns,
                 low_bytes: 0,
+                ages: [0; AGE_CLASSES],
+                cohorts: Cohorts::default(),
             });
             self.sites.len() - 1
         })
     }
+}
+
+/// Class 0 is below a window, class n below 2^n windows, the last one is open.
+fn age_class(age_ns: u64, window_ns: u64) -> usize {
+    let windows = age_ns / window_ns.max(1);
+    let class = usize::try_from(u64::BITS - windows.leading_zeros()).unwrap_or(0);
+    class.min(AGE_CLASSES - 1)
 }
 
 /// How many events totals have counted.

@@ -45,7 +45,7 @@ impl Verdict {
     }
 }
 
-/// Numbers that a person can check.
+/// Numbers that a person can check. What was not measured, or has no meaning here, is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evidence {
     /// Lowest live bytes of the first window.
@@ -58,14 +58,68 @@ pub struct Evidence {
     pub window_seconds: f64,
     /// Windows whose floor was above the one before.
     pub rising_windows: u32,
+    /// Growth of the floor: the median slope between any two windows (Theil and Sen), and the
+    /// interval that it lies in with 95 %.
+    pub slope_bytes_per_second: Option<Interval>,
+    /// The same of the number of live objects, objects a second.
+    pub slope_objects_per_second: Option<f64>,
+    /// How likely floors would rise like this by chance (Mann and Kendall, one-sided, corrected
+    /// for autocorrelation), 0 to 1.
+    pub trend_p: Option<f64>,
+    /// Growth in the later half of what was watched over that in the earlier half: 1 is a
+    /// straight line, less slows down. By time, or by the work that the process did where that
+    /// says more for growth.
+    pub late_over_early: Option<f64>,
+    /// Of what was allocated at least so long ago, how much is still live; the shortest first.
+    pub survival: Vec<Survival>,
+    /// Age by which nearly all was freed that was freed at all, seconds.
+    pub residence_seconds: Option<f64>,
+    /// Windows with a new highest floor.
+    pub new_maxima: u32,
+    /// How long ago the last new highest floor was, seconds.
+    pub since_maximum_seconds: Option<f64>,
     /// Bytes by which live memory grew an allocation.
     pub bytes_per_allocation: Option<f64>,
     /// Share of everything allocated that was freed, 0 to 1.
     pub freed_share: Option<f64>,
+    /// How much of the time that was watched the site had work, 0 to 1.
+    pub active_share: Option<f64>,
+    /// Allocations a window, late over early: what load alone would make live memory grow by.
+    pub load_ratio: Option<f64>,
     /// Events lost while this was watched.
     pub lost_events: u64,
+    /// The same as a share of all events, 0 to 1.
+    pub lost_share: f64,
+    /// Traced growth over observed growth, where the domain's growth can be observed.
+    pub explained_ratio: Option<f64>,
     /// How long it was watched, seconds.
     pub watched_seconds: f64,
+    /// Since the first allocation at the site, seconds.
+    pub site_age_seconds: Option<f64>,
+    /// Since the process was started, seconds.
+    pub process_age_seconds: Option<f64>,
+}
+
+/// A value, and the interval that it lies in with 95 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Interval {
+    /// Lower end.
+    pub low: f64,
+    /// The value.
+    pub value: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// Of what was allocated at least so long ago, how much is still live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Survival {
+    /// At least so long ago, seconds.
+    pub age_seconds: f64,
+    /// Objects allocated at least so long ago.
+    pub allocated: u64,
+    /// Share of them that is still live, 0 to 1.
+    pub share: f64,
 }
 
 /// Growth that is unbalanced, or another thing that a person should know.

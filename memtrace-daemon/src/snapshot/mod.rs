@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use memtrace_common::Amount;
 use serde::{Serialize, Serializer};
 
-pub use findings::{Evidence, Exhaustion, Finding, Verdict};
+pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
 pub use sites::{OWN_PROBES, Sample, Site};
 

@@ -47,7 +47,7 @@ pub(super) struct History {
 impl History {
     pub(super) fn new(
         now_ns: u64,
-        sample: &RowSample,
+        sample: &RowSample<'_>,
         traffic: Traffic,
         config: &VerdictConfig,
     ) -> Self {
@@ -59,7 +59,7 @@ impl History {
             watched_ns: now_ns,
             allocated: sample.allocated,
             freed: sample.freed,
-            live_bytes: sample.live_bytes,
+            live_bytes: sample.live.bytes,
             traffic,
             windows: 0,
             rises: 0,
@@ -70,16 +70,16 @@ impl History {
             verdict: Verdict::Warming,
             since_ns: now_ns,
             round: 0,
-            low_bytes: sample.live_bytes,
+            low_bytes: sample.live.bytes,
             allocations: sample.allocated.count,
         }
     }
 
-    pub(super) fn tick(&mut self, sample: &RowSample) {
+    pub(super) fn tick(&mut self, sample: &RowSample<'_>) {
         self.low_bytes = self.low_bytes.min(sample.low_bytes);
     }
 
-    pub(super) fn end_window(&mut self, sample: &RowSample) {
+    pub(super) fn end_window(&mut self, sample: &RowSample<'_>) {
         let floor = self.low_bytes;
         self.recent.push(floor);
         self.whole.push(floor);
@@ -97,7 +97,7 @@ impl History {
         self.windows += 1;
         self.high = self.high.max(floor);
         self.allocations = sample.allocated.count;
-        self.low_bytes = sample.live_bytes;
+        self.low_bytes = sample.live.bytes;
     }
 
     /// Whether the row was large at any time that is still remembered.

@@ -85,7 +85,7 @@ pub(super) fn update(
     config: &VerdictConfig,
     surroundings: &Surroundings,
     history: &mut History,
-    sample: &RowSample,
+    sample: &RowSample<'_>,
     now_ns: u64,
 ) {
     let old = now_ns.saturating_sub(sample.first_ns) >= config.min_age_ns();
@@ -104,12 +104,12 @@ fn decide(
     config: &VerdictConfig,
     surroundings: &Surroundings,
     history: &History,
-    sample: &RowSample,
+    sample: &RowSample<'_>,
 ) -> Verdict {
     if history.high < config.min_bytes {
         return Verdict::Steady;
     }
-    if distrust(config, surroundings, history, &sample.key, sample.live_bytes, sample.freed)
+    if distrust(config, surroundings, history, &sample.key, sample.live.bytes, sample.freed)
         .is_some()
     {
         return Verdict::Unreliable;
@@ -279,6 +279,7 @@ fn of_history(
         freed_share: share_freed(row.allocated, row.freed),
         lost_events,
         watched_seconds: row.now_ns.saturating_sub(history.watched_ns) as f64 / 1e9,
+        ..Evidence::default()
     };
     let distrust = distrust(config, surroundings, history, key, row.live_bytes, row.freed);
     Judgement {

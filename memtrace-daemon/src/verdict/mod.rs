@@ -8,6 +8,8 @@
 mod config;
 mod history;
 mod judge;
+mod level;
+mod rule;
 mod series;
 #[cfg(test)]
 mod tests;
@@ -15,6 +17,8 @@ mod words;
 
 pub use config::VerdictConfig;
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
+pub use level::Level;
+pub use rule::{Rule, Subject};
 
 use rustc_hash::FxHashMap;
 
@@ -55,7 +59,7 @@ impl Verdicts {
         &mut self,
         now_ns: u64,
         surroundings: Surroundings,
-        rows: impl FnOnce(&mut dyn FnMut(RowSample)),
+        rows: impl FnOnce(&mut dyn FnMut(&RowSample<'_>)),
     ) {
         self.surroundings = surroundings;
         self.round += 1;
@@ -65,9 +69,9 @@ impl Verdicts {
         rows(&mut |sample| {
             let history = match self.rows.get_mut(&sample.key) {
                 Some(history) => history,
-                None if sample.live_bytes >= watch_bytes && !sample.frozen => {
+                None if sample.live.bytes >= watch_bytes && !sample.frozen => {
                     let traffic = surroundings.of(&sample.key);
-                    let history = History::new(now_ns, &sample, traffic, &self.config);
+                    let history = History::new(now_ns, sample, traffic, &self.config);
                     self.rows.entry(sample.key).or_insert(history)
                 }
                 None => return,
@@ -76,10 +80,10 @@ impl Verdicts {
             if sample.frozen {
                 return;
             }
-            history.tick(&sample);
+            history.tick(sample);
             if window_ends {
-                history.end_window(&sample);
-                judge::update(&self.config, &surroundings, history, &sample, now_ns);
+                history.end_window(sample);
+                judge::update(&self.config, &surroundings, history, sample, now_ns);
             }
         });
         if window_ends {
@@ -102,5 +106,22 @@ impl Verdicts {
     #[must_use]
     pub fn watched(&self) -> usize {
         self.rows.len()
+    }
+}
+
+impl Rule for Verdicts {
+    fn observe(
+        &mut self,
+        now_ns: u64,
+        surroundings: Surroundings,
+        rows: &mut dyn FnMut(&mut dyn FnMut(&RowSample<'_>)),
+    ) {
+        Self::observe(self, now_ns, surroundings, |each| rows(each));
+    }
+
+    fn said(&self, each: &mut dyn FnMut(Subject, Verdict)) {
+        for (key, history) in &self.rows {
+            each(Subject::Row(*key), history.verdict);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! One test a shape of memory over time (shared cases, part A, in small).
 
-use memtrace_common::Amount;
+use memtrace_common::{AGE_CLASSES, Amount, Domain};
 
 use super::*;
+use crate::ledger::FoldedKey;
 
 const SECOND: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -50,13 +51,19 @@ impl Site {
         let sample = RowSample {
             key: self.key,
             low_bytes: low_bytes.min(self.live()),
-            live_bytes: self.live(),
+            domain: Domain::Cuda,
+            owner: 1,
+            service: FoldedKey::default(),
+            owner_ended_ns: None,
+            live: self.allocated.saturating_sub(self.freed),
             allocated: self.allocated,
             freed: self.freed,
+            ages: [0; AGE_CLASSES],
+            cohorts: None,
             first_ns: SECOND,
             frozen: false,
         };
-        self.verdicts.observe(self.now_ns, self.surroundings, |each| each(sample));
+        self.verdicts.observe(self.now_ns, self.surroundings, |each| each(&sample));
         let verdict = self.judgement().verdict;
         if self.said.last() != Some(&verdict) {
             self.said.push(verdict);

@@ -23,7 +23,7 @@ pub(super) fn globals(layout: &KernelLayout, options: &Options) -> Vec<(&'static
         ("POLICY_ACTIVE", u64::from(options.policy_active)),
         ("POLICY_DEFAULT_EXCLUDE", u64::from(options.policy_default_exclude)),
         ("SAMPLE_QUANTUM", options.sample_quantum_bytes),
-        ("AGE_SHIFT", tunables::AGE_SHIFT),
+        ("AGE_SHIFT", options.age_shift),
         ("KERNEL_LIVE_LIMIT", limit(options.sizes.kernel_live_entries)),
         ("CALL_LIVE_LIMIT", limit(options.sizes.call_live_entries)),
         ("ACCOUNT_LIMIT", u64::from(options.sizes.accounts)),
