@@ -25,6 +25,8 @@ pub(super) struct Look {
     pub(super) allocated: Amount,
     pub(super) freed: Amount,
     pub(super) ages: [u64; AGE_CLASSES],
+    /// Of `live`: bytes that are old, of a sum whose objects are followed one by one.
+    pub(super) old_bytes: Option<u64>,
     /// First allocation, monotonic ns.
     pub(super) first_ns: u64,
 }
@@ -51,6 +53,7 @@ pub(super) struct History {
     /// The floor when the subject was old enough to be judged, the fewest objects since, and how
     /// many it allocated a window then and of late.
     pub(super) base: Option<u64>,
+    base_old: u64,
     low_objects: u64,
     early: f64,
     pub(super) late: f64,
@@ -94,6 +97,7 @@ impl History {
             idle: 0,
             first_free: (!look.freed.is_zero()).then_some(0),
             base: None,
+            base_old: 0,
             low_objects: u64::MAX,
             early: 0.0,
             late: 0.0,
@@ -147,7 +151,10 @@ impl History {
         if now_ns.saturating_sub(look.first_ns) < config.min_age_ns() {
             return;
         }
-        let base = *self.base.get_or_insert(floor);
+        let base = *self.base.get_or_insert_with(|| {
+            self.base_old = look.old_bytes.unwrap_or(0);
+            floor
+        });
         self.low_objects = self.low_objects.min(objects);
         if self.rests(allocations + frees > 0, works) {
             self.idle += 1;
@@ -207,6 +214,11 @@ impl History {
     /// By how many objects live memory has grown.
     pub(super) fn more_objects(&self) -> u64 {
         self.now.live.count.saturating_sub(self.low_objects)
+    }
+
+    /// Bytes that have become old and are live since the subject is judged, where that is known.
+    pub(super) fn more_old_bytes(&self) -> Option<u64> {
+        self.now.old_bytes.map(|old| old.saturating_sub(self.base_old))
     }
 
     /// Allocations until `windows` active windows ago.

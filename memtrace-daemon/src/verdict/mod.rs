@@ -138,9 +138,9 @@ impl Verdicts {
 
     /// Takes a look at a row.
     fn look_at_row(&mut self, now_ns: u64, sample: &RowSample<'_>) {
-        self.sums.add(sample, self.round);
-        let cohorts =
-            sample.cohorts.map(|cohorts| (cohorts, judge::window_of(&self.config, now_ns)));
+        let window = judge::window_of(&self.config, now_ns);
+        self.sums.add(sample, self.round, (self.tick == 0).then_some(window));
+        let cohorts = sample.cohorts.map(|cohorts| (cohorts, window));
         let subject = Subject::Row(sample.key);
         self.look_at(now_ns, subject, sample.owner, &weigh::look(sample), cohorts, sample.frozen);
     }

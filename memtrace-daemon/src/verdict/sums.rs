@@ -5,6 +5,7 @@ use memtrace_common::{AGE_CLASSES, Amount, Domain};
 use rustc_hash::FxHashMap;
 
 use super::history::Look;
+use super::residence::old_bytes;
 use crate::ledger::{FoldedKey, RowSample};
 
 /// Windows of a process' life that a service does not count: start-up.
@@ -12,6 +13,11 @@ const START: u32 = 2;
 /// Windows that a process must have risen in before its end, for what it held to count as leaked
 /// by its service although the end gave it back.
 const ROSE_AT_END: u32 = 3;
+
+/// Windows after which memory of a sum is old: it outlives requests.
+const OLD: u32 = 16;
+/// Windows that processes of a service must live for, for old memory to say anything.
+const LONG_LIVED: u32 = 2 * OLD;
 
 /// What one process holds in one domain.
 #[derive(Clone, Debug)]
@@ -28,6 +34,8 @@ pub(super) struct Sum {
     rising: u32,
     /// What it has added to its service's joined growth.
     added: i64,
+    /// Bytes that are old, as of this window's first look; `None` where that is not followed.
+    old: Option<u64>,
     allocations: u64,
 }
 
@@ -36,6 +44,8 @@ pub(super) struct Sum {
 pub(super) struct Service {
     /// Growth of its processes since start-up, each, the ended ones among them, bytes.
     joined: i64,
+    /// Old bytes of those that run and have done so for long.
+    old: Option<u64>,
     allocations: u64,
     first_ns: u64,
     /// Processes now, those of them that rose in the last window, and all that ever were.
@@ -65,8 +75,8 @@ struct Work {
 }
 
 impl Sums {
-    /// Adds a row to whoever it belongs to.
-    pub(super) fn add(&mut self, sample: &RowSample<'_>, round: u64) {
+    /// Adds a row to whoever it belongs to; at a window's first look, `window` says which it is.
+    pub(super) fn add(&mut self, sample: &RowSample<'_>, round: u64, window: Option<u32>) {
         if sample.owner == 0 || sample.frozen {
             return;
         }
@@ -86,11 +96,13 @@ impl Sums {
             windows: 0,
             rising: 0,
             added: 0,
+            old: None,
             allocations: 0,
         });
         if sum.round != round {
             let first_ns = sum.look.first_ns;
             sum.look = Look { first_ns, ..Look::default() };
+            sum.old = sum.old.filter(|_| window.is_none());
             sum.rows = 0;
             sum.round = round;
             sum.service = sample.service;
@@ -104,12 +116,17 @@ impl Sums {
         }
         look.first_ns = look.first_ns.min(sample.first_ns);
         sum.rows += 1;
+        if let (Some(now), Some(cohorts)) = (window, sample.cohorts) {
+            let old = old_bytes(cohorts, now, OLD, u32::MAX);
+            sum.old = Some(sum.old.unwrap_or(0).saturating_add(old));
+        }
     }
 
     /// After all rows of a look were added.
     pub(super) fn look(&mut self, round: u64) {
         for sum in self.processes.values_mut().filter(|sum| sum.round == round) {
             sum.look.low_bytes = sum.look.live.bytes;
+            sum.look.old_bytes = sum.old;
             sum.floor = sum.floor.min(sum.look.live.bytes);
         }
     }
@@ -128,6 +145,7 @@ impl Sums {
         for service in self.services.values_mut() {
             service.members = 0;
             service.rising = 0;
+            service.old = None;
         }
         let Self { processes, services, .. } = self;
         processes.retain(|(_, domain), sum| {
@@ -158,6 +176,9 @@ impl Sums {
                 service.rising += u32::from(change > 0);
             }
             sum.last = Some(floor);
+            if let Some(old) = sum.old.filter(|_| sum.windows >= LONG_LIVED) {
+                service.old = Some(service.old.unwrap_or(0).saturating_add(old));
+            }
             let allocated = sum.look.allocated.count;
             service.allocations += allocated.saturating_sub(sum.allocations);
             sum.allocations = allocated;
@@ -184,6 +205,7 @@ impl Service {
             allocated: Amount { count: self.allocations, bytes: 0 },
             freed: Amount::default(),
             ages: [0; AGE_CLASSES],
+            old_bytes: self.old,
             first_ns: self.first_ns,
         }
     }

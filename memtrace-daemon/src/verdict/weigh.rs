@@ -82,9 +82,12 @@ pub(super) fn weigh(
     let mut best: Option<Weighed> = None;
     for tier in &history.pyramid.tiers {
         let Some(trend) = trend::of(tier, residence, scratch) else { continue };
-        let old_share = cohorts
-            .filter(|_| weighed.turns_over && !trend.grows_in_size() && trend.growth() > 0.0)
-            .map(|(cohorts, now)| old_share(history, &trend, cohorts, now, residence));
+        let matters = weighed.turns_over && !trend.grows_in_size() && trend.growth() > 0.0;
+        let old_share = match cohorts {
+            _ if !matters => None,
+            Some((cohorts, now)) => Some(old_share(history, &trend, cohorts, now, residence)),
+            None => history.more_old_bytes().map(|old| old as f64 / trend.growth().max(1.0)),
+        };
         weighed.trend = Some(trend);
         weighed.old_share = old_share;
         weighed.grows = grows(config, &trend);
@@ -186,6 +189,7 @@ pub(super) fn look(sample: &crate::ledger::RowSample<'_>) -> Look {
         allocated: sample.allocated,
         freed: sample.freed,
         ages: sample.ages,
+        old_bytes: None,
         first_ns: sample.first_ns,
     }
 }
