@@ -5,6 +5,7 @@
 //! can take its place. "Undecided, and here is why" is a good answer; a wrong verdict is the
 //! worst one, so a leak takes long evidence.
 
+pub mod baseline;
 mod config;
 mod history;
 mod judge;
