@@ -48,7 +48,7 @@ impl Default for VerdictConfig {
             turnover_windows: 22,
             leak_windows: 48,
             plateau_windows: 12,
-            leak_steps: 10,
+            leak_steps: 12,
             trend_p: 0.001,
             straight: [0.92, 0.8],
             loss_share: 0.05,

@@ -30,7 +30,7 @@ pub(super) fn decide(config: &VerdictConfig, history: &mut History, distrusted: 
 }
 
 fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict {
-    let Some(base) = history.base else { return Verdict::Warming };
+    let Some(base) = history.base else { return history.verdict };
     if history.high < config.min_bytes {
         return Verdict::Steady;
     }

@@ -86,7 +86,17 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn new(now_ns: u64, owner: u32, look: &Look, traffic: Traffic, slot: u64) -> Self {
+    pub(super) fn new(
+        config: &VerdictConfig,
+        now_ns: u64,
+        owner: u32,
+        look: &Look,
+        traffic: Traffic,
+        slot: u64,
+    ) -> Self {
+        // What was small until now is not young.
+        let grown_up = config.min_age_ns() + config.window_ns() * u64::from(config.growing_windows);
+        let old = now_ns.saturating_sub(look.first_ns) >= grown_up;
         Self {
             pyramid: Pyramid::new(),
             owner,
@@ -111,7 +121,7 @@ impl History {
             active_since_rise: 0,
             quiet: 0,
             usual_quiet: 1.0,
-            verdict: Verdict::Warming,
+            verdict: if old { Verdict::Steady } else { Verdict::Warming },
             since_ns: now_ns,
             leak_from: 0,
             weighed: Weighed::default(),

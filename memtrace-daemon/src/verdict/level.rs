@@ -35,7 +35,7 @@ impl Level {
             None => {
                 (self.window_start_ns, self.first_ns) = (now_ns, now_ns);
                 let look = Look { low_bytes: bytes, live, first_ns: now_ns, ..Look::default() };
-                let new = History::new(now_ns, 0, &look, Traffic::default(), 0);
+                let new = History::new(config, now_ns, 0, &look, Traffic::default(), 0);
                 self.history.insert(Box::new(new))
             }
         };

@@ -165,7 +165,8 @@ impl Verdicts {
             }
             Entry::Vacant(new) => {
                 let slot = BuildHasherDefault::<FxHasher>::default().hash_one(subject);
-                let mut history = History::new(now_ns, owner, look, surroundings.of(domain), slot);
+                let mut history =
+                    History::new(config, now_ns, owner, look, surroundings.of(domain), slot);
                 history.sum = !matches!(subject, Subject::Row(_));
                 new.insert(history)
             }

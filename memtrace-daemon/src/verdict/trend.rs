@@ -33,8 +33,12 @@ pub(super) struct Trend {
     /// New maxima, and base windows since the last one.
     pub(super) maxima: u32,
     pub(super) rest: u32,
-    /// Allocations a window, last third over first third.
+    /// Allocations a window: last third over first third, and in both.
     pub(super) load: Option<f64>,
+    early: f64,
+    pub(super) late: f64,
+    /// The same of the process' other work.
+    work: Option<f64>,
     /// Frees a window, last third over first third, with load taken out: what frees more the more
     /// there is comes to rest.
     pub(super) pace: Option<f64>,
@@ -66,6 +70,17 @@ impl Trend {
             (Some(time), Some(work)) => Some(time.max(work)),
             (time, work) => time.or(work),
         }
+    }
+
+    /// By how much allocations became fewer than the process' other work did, if that is less
+    /// than `share` and no chance.
+    pub(super) fn fewer(&self, share: f64, deviations: f64) -> Option<f64> {
+        let ratio = self.load? / self.work.unwrap_or(1.0).clamp(0.2, 1.0);
+        let third = f64::from(self.points / 3 * self.width);
+        let (before, after) = (self.early * third, self.late * third);
+        let expected = before * self.work.unwrap_or(1.0).clamp(0.2, 1.0);
+        let beyond = (expected - after) / (expected + after).max(1.0).sqrt();
+        (ratio < share && beyond > deviations).then_some(ratio)
     }
 
     /// Whether the objects got larger, not more of them, without ever getting smaller: blocks
@@ -160,9 +175,9 @@ fn thirds<'a, W: Iterator<Item = &'a Window>>(
     let [Some(a), Some(b), Some(c)] = levels else { return };
     let [_, second, last] = parts.map(|from| from as f64);
     trend.by_time = ratio((c - b) / (last - second), (b - a) / second);
-    let worked =
-        |from: usize| windows().take(from + third / 2).map(|window| window.work.get()).sum::<f64>();
-    let [x, y, z] = parts.map(worked);
+    let worked_until =
+        |until: usize| windows().take(until).map(|window| window.work.get()).sum::<f64>();
+    let [x, y, z] = parts.map(|from| worked_until(from + third / 2));
     if z >= WORTH_COUNTING * rise.len() as f64 && y > x && z > y {
         trend.by_work = ratio((c - b) / (z - y), (b - a) / (y - x));
     }
@@ -173,6 +188,11 @@ fn thirds<'a, W: Iterator<Item = &'a Window>>(
     };
     let [early, _, late] = parts.map(mean);
     trend.load = (early > 0.0).then(|| late / early);
+    let width = f64::from(trend.width.max(1));
+    (trend.early, trend.late) = (early / width, late / width);
+    let worked_in = |from: usize| worked_until(from + third) - worked_until(from);
+    let [early, _, late] = parts.map(worked_in);
+    trend.work = (z >= WORTH_COUNTING * rise.len() as f64 && early > 0.0).then(|| late / early);
     let freed = |from: usize| {
         let objects = |at: usize| windows().nth(at).map_or(0.0, |window| f64::from(window.objects));
         mean(from) - (objects(from + third - 1) - objects(from)) / (third - 1) as f64

@@ -15,6 +15,14 @@ const TURNOVER_KNOWN: u32 = 16;
 const IDLE_NEEDS: (u32, u32) = (5, 6);
 /// Growth that load alone explains within this factor is not held against a site.
 const LOAD_MARGIN: f64 = 1.3;
+/// Growth is worth a word if chance would rise like this with a smaller probability.
+const GROWING_P: f64 = 0.01;
+/// A site that never frees, and has fewer and fewer allocations, is a cache that fills: late over
+/// early ones, unless that may be chance by so many standard deviations (Poisson).
+const FEWER: f64 = 0.75;
+const FEWER_BY_CHANCE: f64 = 1.3;
+/// Growth that is so much more than before comes in bursts.
+const BURSTS: f64 = 2.0;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
 const STEADY_PACE: f64 = 1.25;
 /// Frees that become more than this factor as memory grows will catch up with allocations.
@@ -77,6 +85,8 @@ pub(super) enum Missing {
     Chance(f64),
     /// It slows down: late growth over middle growth.
     Straight(f64),
+    /// It grows in bursts: late growth over middle growth.
+    Bursts(f64),
     /// It rests: windows since the last maximum.
     Rest(u32),
     /// So many more objects may be chance.
@@ -89,6 +99,13 @@ pub(super) enum Missing {
     Load(f64),
     /// What is live is young: share that is older than what is freed.
     Old(f64),
+}
+
+impl Missing {
+    /// Whether it says what the growth is, if not a leak: then it is not unbalanced.
+    const fn explains(&self) -> bool {
+        matches!(self, Self::Few(_) | Self::Below(_) | Self::Load(_) | Self::Old(_))
+    }
 }
 
 /// Weighs a subject.
@@ -115,7 +132,7 @@ pub(super) fn weigh(
         let old_share = match cohorts {
             _ if !matters => None,
             Some((cohorts, now)) => {
-                let age = if weighed.queues() { trend.windows() / 8 } else { residence * 2 };
+                let age = if weighed.queues() { trend.windows() / 4 } else { residence * 2 };
                 Some(old_share(history, &trend, cohorts, now, age.max(2)))
             }
             // Of sums it is known of memory of one age only.
@@ -125,8 +142,9 @@ pub(super) fn weigh(
                 .map(|old| old as f64 / trend.growth().max(1.0)),
         };
         weighed.old_share = old_share;
-        weighed.grows = grows(config, &trend);
-        weighed.leak = weighed.grows && missing(config, &weighed).is_empty();
+        let missing = missing(config, &weighed);
+        weighed.grows = grows(config, &trend) && !missing.iter().any(Missing::explains);
+        weighed.leak = weighed.grows && missing.is_empty();
         let better = best.is_none_or(|best| rank(&weighed) > rank(&best));
         if better {
             best = Some(weighed);
@@ -148,7 +166,7 @@ fn old_share(history: &History, trend: &Trend, cohorts: &Cohorts, now: u32, age:
 
 fn grows(config: &VerdictConfig, trend: &Trend) -> bool {
     trend.points > config.growing_windows
-        && trend.slope.p < 0.05
+        && trend.slope.p < GROWING_P
         && trend.slope.low > 0.0
         && trend.growth() >= config.min_growth()
         && !rests(trend)
@@ -204,6 +222,10 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
     let straight = trend.straight().unwrap_or(0.0);
     if straight < straight_enough(config, seen, needed) {
         missing.push(Missing::Straight(straight));
+    } else if !weighed.turns_over {
+        missing.extend(trend.fewer(FEWER, FEWER_BY_CHANCE).map(Missing::Straight));
+        let bursts = trend.by_time.filter(|ratio| *ratio > BURSTS);
+        missing.extend(bursts.map(Missing::Bursts));
     }
     if rests(trend) {
         missing.push(Missing::Rest(trend.rest));
@@ -216,10 +238,14 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
             missing.push(Missing::Few(trend.objects_last - trend.objects_first));
         }
         (true, Some(share), _) if share < OLD_SHARE => missing.push(Missing::Old(share)),
-        (true, None, Some(load))
-            if load > 1.0 && trend.last <= trend.first * load * LOAD_MARGIN =>
+        // Of kernel memory and of sums it is not known how old is what is live.
+        (true, None, load)
+            if trend.objects_last <= trend.late * f64::from(weighed.residence)
+                || load.is_some_and(|load| {
+                    load > 1.0 && trend.last <= trend.first * load * LOAD_MARGIN
+                }) =>
         {
-            missing.push(Missing::Load(load));
+            missing.push(Missing::Load(load.unwrap_or(1.0)));
         }
         _ => {}
     }

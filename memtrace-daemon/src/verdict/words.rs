@@ -107,6 +107,11 @@ fn wants(config: &VerdictConfig, weighed: &Weighed, missing: &Missing) -> String
         Missing::Straight(ratio) => format!(
             "it slows down: late growth is {ratio:.2} of growth before, as where a cache fills"
         ),
+        Missing::Bursts(ratio) => {
+            format!(
+                "it grows in bursts: {ratio:.1} times as much as before, as a pool does with load"
+            )
+        }
         Missing::Rest(windows) => {
             let seconds = f64::from(*windows) * config.window_seconds;
             format!("it has not grown for {}", human::duration(seconds))
@@ -121,9 +126,11 @@ fn wants(config: &VerdictConfig, weighed: &Weighed, missing: &Missing) -> String
         Missing::Pace(ratio) => {
             format!("{ratio:.1} times as much is freed as at first: it may come to rest by itself")
         }
-        Missing::Load(ratio) => {
-            format!("load explains it: {ratio:.1} times as many allocations as at first")
-        }
+        Missing::Load(ratio) => format!(
+            "load may explain it: {ratio:.1} times as many allocations as at first, that live for \
+             up to {}",
+            human::duration(f64::from(weighed.residence) * config.window_seconds)
+        ),
         Missing::Old(share) => format!(
             "what is live is young: {:.0} % of the growth is older than {}",
             share * 100.0,
