@@ -135,14 +135,17 @@ fn labels_are_the_truth() {
     }
 }
 
-/// Whether some ten minutes look like a straight line: growth in each fifth, and no less of it in
-/// the later half.
+/// Whether some ten minutes look like a straight line: growth in each fifth, no less of it in
+/// the later half, and no slower than half of all before.
 fn grows_evenly(levels: &[u64]) -> bool {
-    levels.windows(61).step_by(6).any(|levels| {
-        let grown = |from: usize, to: usize| (levels[to] - levels[from]) as f64;
+    (0..levels.len().saturating_sub(60)).step_by(6).any(|begin| {
+        let at = |place: usize| levels[begin + place] as f64;
+        let grown = |from: usize, to: usize| at(to) - at(from);
         let all = grown(0, 60);
         let fifths = (0..5).all(|fifth| grown(fifth * 12, fifth * 12 + 12) >= all * 0.08);
-        all >= f64::from(1 << 20) && fifths && grown(30, 60) >= grown(0, 30) * 0.75
+        let even = fifths && grown(30, 60) >= grown(0, 30) * 0.75;
+        let before = at(0) / begin.max(1) as f64;
+        all >= f64::from(1 << 20) && even && all / 60.0 >= before * 0.5
     })
 }
 
