@@ -92,7 +92,9 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    pub(crate) fn new(header: Header) -> Self {
+    pub(crate) fn new(mut header: Header) -> Self {
+        // Whoever made the file, a window has a length.
+        header.core.ledger.window_ns = header.core.ledger.window_ns.max(1);
         let mut notes = Vec::new();
         if header.memtrace != env!("CARGO_PKG_VERSION") {
             notes.push(format!(

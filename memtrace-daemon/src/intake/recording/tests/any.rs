@@ -2,19 +2,33 @@
 
 use std::sync::Arc;
 
-use memtrace_common::bytemuck::{AnyBitPattern, Zeroable, pod_read_unaligned};
+use memtrace_common::bytemuck::{AnyBitPattern, Zeroable, cast_slice, pod_read_unaligned};
 use memtrace_common::{
     FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessEntry,
     RecordHeader, Totals, TotalsKey,
 };
+use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
 
 use crate::record::{Call, Observation, Record, StackKey, StackLabel, Stage};
 use crate::snapshot::{CoverageRow, Frame, FrameKind, Taken, TakenBy};
 
+/// Which numbers: these bits of any.
+pub(super) type Bits = u64;
+
+/// Any numbers at all.
+pub(super) const ALL: Bits = u64::MAX;
+/// Numbers whose sums are numbers: times, bytes and counts that can be.
+pub(super) const MODEST: Bits = (1 << 48) - 1;
+
+fn number64(bits: Bits) -> impl Strategy<Value = u64> {
+    any::<u64>().prop_map(move |number| number & bits)
+}
+
 /// Any value of a type that any bytes are a value of.
-fn pod<T: AnyBitPattern + std::fmt::Debug>() -> impl Strategy<Value = T> {
-    prop::collection::vec(any::<u8>(), size_of::<T>()).prop_map(|bytes| pod_read_unaligned(&bytes))
+fn pod<T: AnyBitPattern + std::fmt::Debug>(bits: Bits) -> impl Strategy<Value = T> {
+    prop::collection::vec(number64(bits), size_of::<T>().div_ceil(8))
+        .prop_map(|words| pod_read_unaligned(&cast_slice::<u64, u8>(&words)[..size_of::<T>()]))
 }
 
 fn text() -> impl Strategy<Value = Option<Arc<str>>> {
@@ -35,10 +49,10 @@ fn taken() -> impl Strategy<Value = Taken> {
     (by, text()).prop_map(|(by, incomplete)| Taken { by, incomplete })
 }
 
-fn call() -> impl Strategy<Value = Box<Call>> {
+fn call(bits: Bits) -> impl Strategy<Value = Box<Call>> {
     let stage = prop_oneof![Just(Stage::Whole), Just(Stage::Pending), Just(Stage::Unwound)];
     let stack = prop::collection::vec(any::<u64>(), 0..20);
-    (any::<[u64; 4]>(), any::<[u32; 5]>(), stage, stack, taken()).prop_map(
+    (uniform4(number64(bits)), any::<[u32; 5]>(), stage, stack, taken()).prop_map(
         |(
             [time_ns, id, pointer, bytes],
             [space, function, tgid, tid, serial],
@@ -65,11 +79,17 @@ fn call() -> impl Strategy<Value = Box<Call>> {
     )
 }
 
-fn sample() -> impl Strategy<Value = Box<KernelSampleRecord>> {
+fn sample(bits: Bits) -> impl Strategy<Value = Box<KernelSampleRecord>> {
     let kernel = prop::collection::vec(any::<u64>(), 0..=MAX_KERNEL_FRAMES);
     let user = prop::collection::vec(any::<u64>(), 0..=MAX_USER_FRAMES);
-    (pod::<RecordHeader>(), pod(), any::<(u64, u32, u32)>(), kernel, user).prop_map(
-        |(header, account, (weight, tgid, tid), kernel, user)| {
+    (
+        pod::<RecordHeader>(bits),
+        pod(bits),
+        (number64(bits), any::<u32>(), any::<u32>()),
+        kernel,
+        user,
+    )
+        .prop_map(|(header, account, (weight, tgid, tid), kernel, user)| {
             let mut sample = Box::new(KernelSampleRecord {
                 header,
                 account,
@@ -83,8 +103,7 @@ fn sample() -> impl Strategy<Value = Box<KernelSampleRecord>> {
             sample.kernel[..kernel.len()].copy_from_slice(&kernel);
             sample.user[..user.len()].copy_from_slice(&user);
             sample
-        },
-    )
+        })
 }
 
 fn frame() -> impl Strategy<Value = Frame> {
@@ -135,24 +154,27 @@ fn coverage() -> impl Strategy<Value = CoverageRow> {
     )
 }
 
-fn observation() -> impl Strategy<Value = Observation> {
-    let facts = (any::<(u32, Option<u64>, bool)>(), string(), string());
+fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
+    let facts =
+        ((any::<u32>(), prop::option::of(number64(bits)), any::<bool>()), string(), string());
     prop_oneof![
         facts.prop_map(|((serial, rss_bytes, before_attach), cmdline, cgroup)| {
             Observation::ProcessFacts { serial, cmdline, cgroup, rss_bytes, before_attach }
         }),
-        any::<[u64; 2]>().prop_map(|[slab_bytes, unreclaimable_bytes]| {
+        uniform2(number64(bits)).prop_map(|[slab_bytes, unreclaimable_bytes]| {
             Observation::Slab { slab_bytes, unreclaimable_bytes }
         }),
-        any::<[u64; 2]>().prop_map(|[total_bytes, available_bytes]| {
+        uniform2(number64(bits)).prop_map(|[total_bytes, available_bytes]| {
             Observation::Memory { total_bytes, available_bytes }
         }),
-        (any::<(u32, [u64; 2])>(), prop::collection::vec(any::<(u32, u64)>(), 0..4)).prop_map(
-            |((index, [total_bytes, used_bytes]), processes)| {
+        (
+            (any::<u32>(), uniform2(number64(bits))),
+            prop::collection::vec((any::<u32>(), number64(bits)), 0..4)
+        )
+            .prop_map(|((index, [total_bytes, used_bytes]), processes)| {
                 Observation::Device { index, total_bytes, used_bytes, processes }
-            }
-        ),
-        prop::collection::vec(pod::<LossCounter>(), 0..12).prop_map(Observation::Loss),
+            }),
+        prop::collection::vec(pod::<LossCounter>(bits), 0..12).prop_map(Observation::Loss),
         prop::collection::vec(coverage(), 0..4).prop_map(Observation::Coverage),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..20))
             .prop_map(|(next_id, ids)| Observation::LiveIds { next_id, ids }),
@@ -160,23 +182,24 @@ fn observation() -> impl Strategy<Value = Observation> {
 }
 
 /// Any record.
-pub(super) fn record() -> impl Strategy<Value = Record> {
+pub(super) fn record(bits: Bits) -> impl Strategy<Value = Record> {
     prop_oneof![
-        (any::<u64>(), pod()).prop_map(|(time_ns, entry)| Record::Process { time_ns, entry }),
-        (any::<u64>(), pod()).prop_map(|(time_ns, account)| Record::Account { time_ns, account }),
-        sample().prop_map(Record::KernelSample),
-        (any::<u64>(), pod(), pod()).prop_map(|(time_ns, key, totals)| Record::Totals {
+        (number64(bits), pod(bits)).prop_map(|(time_ns, entry)| Record::Process { time_ns, entry }),
+        (number64(bits), pod(bits))
+            .prop_map(|(time_ns, account)| Record::Account { time_ns, account }),
+        sample(bits).prop_map(Record::KernelSample),
+        (number64(bits), pod(bits), pod(bits)).prop_map(|(time_ns, key, totals)| Record::Totals {
             time_ns,
             key,
             totals
         }),
-        call().prop_map(Record::Allocation),
-        call().prop_map(Record::Failure),
-        pod().prop_map(Record::Free),
-        pod().prop_map(Record::Duplicate),
+        call(bits).prop_map(Record::Allocation),
+        call(bits).prop_map(Record::Failure),
+        pod(bits).prop_map(Record::Free),
+        pod(bits).prop_map(Record::Duplicate),
         label().prop_map(Record::Stack),
-        any::<u64>().prop_map(|now_ns| Record::Tick { now_ns }),
-        (any::<u64>(), observation())
+        number64(bits).prop_map(|now_ns| Record::Tick { now_ns }),
+        (number64(bits), observation(bits))
             .prop_map(|(now_ns, observation)| Record::Observation { now_ns, observation }),
     ]
 }
