@@ -37,39 +37,26 @@ fn recordings() -> Result<Vec<PathBuf>> {
 
 /// What is expected of a replay, and compared.
 fn facts(replayed: &Replayed) -> Result<Value> {
-    let snapshot = serde_json::to_value(&replayed.snapshot)?;
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let findings = list(&snapshot["findings"]).into_iter().map(|mut finding| {
+    let snapshot = &replayed.snapshot;
+    let mut findings = serde_json::to_value(&snapshot.findings)?;
+    for finding in findings.as_array_mut().into_iter().flatten() {
         if let Some(fields) = finding.as_object_mut() {
             // When it was and who it was says nothing of the verdict.
             fields.retain(|name, _| name != "since" && name != "processes");
         }
-        finding
-    });
-    let findings: Vec<Value> = findings.collect();
+    }
     let mut sites = Vec::new();
-    for process in list(&snapshot["processes"]) {
-        for site in list(&process["sites"]) {
-            if site["live_bytes"] == 0 {
-                continue;
-            }
-            let words = [
-                &process["comm"],
-                &site["domain"],
-                &site["api"],
-                &site["id"],
-                &site["live_bytes"],
-                &site["verdict"],
-            ];
-            let words = words.map(|word| word.as_str().map_or(word.to_string(), str::to_owned));
-            sites.push(words.join(" "));
+    for process in &snapshot.processes {
+        for site in process.sites.iter().filter(|site| site.live_bytes > 0) {
+            let id = site.id.map_or_else(|| "unnamed".to_owned(), |id| format!("{id:016x}"));
+            let (domain, api, live) = (site.domain, site.api, site.live_bytes);
+            let verdict = site.verdict.name();
+            sites.push(format!("{} {domain} {api} {id} {live} {verdict}", process.comm));
         }
     }
     sites.sort();
-    let mut domains = snapshot["domains"].clone();
-    if let Some(domains) = domains.as_object_mut() {
-        domains.retain(|_, terms| terms["seen"]["count"] != 0);
-    }
+    let mut domains = snapshot.domains.clone();
+    domains.retain(|_, terms| terms.seen.count > 0);
     let records = replayed.records;
     let mut facts =
         json!({ "records": records, "domains": domains, "findings": findings, "sites": sites });

@@ -131,8 +131,8 @@ impl Replay {
             }
             Part::End(anchor) => self.end = Some(anchor),
             Part::CutOff(at) => self.notes.push(format!(
-                "recording was not ended; this is what {} up to {} tell, the last whole part of \
-                 the file ends at byte {at}",
+                "recording was not ended: this is the state after {}, at {}; what is whole of the \
+                 file ends at byte {at}",
                 human::counted(self.records, "record"),
                 self.header.anchor.wall_of_monotonic(self.last_ns),
             )),
@@ -169,5 +169,62 @@ fn time_ns(record: &Record) -> Option<u64> {
         Record::Duplicate(duplicate) => Some(duplicate.header.time_ns),
         Record::Tick { now_ns } | Record::Observation { now_ns, .. } => Some(*now_ns),
         Record::Stack(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::CoreConfig;
+    use crate::snapshot::HostInfo;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn header() -> Header {
+        let wall = "2026-11-01T00:00:00Z".parse().unwrap();
+        let anchor = Anchor { monotonic_ns: 10 * SECOND, boot_ns: 0, wall };
+        let host = HostInfo { name: "h".into(), kernel: "6".into(), arch: "x86_64".into() };
+        Header::new(anchor, host, CoreConfig::default())
+    }
+
+    fn tick(second: u64) -> Part {
+        Part::Record(Record::Tick { now_ns: second * SECOND })
+    }
+
+    #[test]
+    fn what_is_missing_is_counted_and_said() {
+        let mut replay = Replay::new(header());
+        for part in [tick(11), Part::Gap(5), tick(12), Part::Gap(2), tick(13)] {
+            replay.take(part);
+        }
+        let end = Anchor { monotonic_ns: 20 * SECOND, ..header().anchor };
+        replay.take(Part::End(end));
+        let Replayed { snapshot, records, notes } = replay.finish();
+        assert_eq!(records, 3);
+        assert_eq!(snapshot.loss[MISSING], Loss { count: 7, bytes: None });
+        // The clocks at the end are those of the last picture.
+        assert_eq!(snapshot.generated_at, end.wall);
+        assert_eq!(
+            notes,
+            ["7 records are missing, at 2 places, the first after 2026-11-01T00:00:01Z: the disk \
+              was too slow when it was recorded"]
+        );
+    }
+
+    #[test]
+    fn a_recording_that_was_cut_off_says_until_when_it_tells() {
+        let mut replay = Replay::new(Header { memtrace: "0.0.1".into(), ..header() });
+        replay.take(tick(15));
+        replay.take(Part::CutOff(99));
+        let Replayed { snapshot, notes, .. } = replay.finish();
+        assert!(!snapshot.loss.contains_key(MISSING));
+        assert_eq!(snapshot.generated_at, "2026-11-01T00:00:05Z".parse().unwrap());
+        let [version, cut] = notes.as_slice() else { panic!("{notes:?}") };
+        assert!(version.starts_with("memtrace 0.0.1 recorded it"), "{version}");
+        assert_eq!(
+            cut,
+            "recording was not ended: this is the state after 1 record, at 2026-11-01T00:00:05Z; \
+             what is whole of the file ends at byte 99"
+        );
     }
 }
