@@ -7,6 +7,7 @@ use crate::assert_size;
 /// A number of objects and of bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Amount {
     /// Objects.
     pub count: u64,
@@ -87,6 +88,7 @@ pub const UNATTRIBUTED_SLOT: u32 = 0;
 /// What one kernel account is about.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AccountKey {
     /// The call site: the address that the allocator returns to.
     pub call_site: u64,
@@ -122,6 +124,7 @@ impl AccountKey {
 /// The books of one kernel account. All counters are cumulative.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Account {
     /// What it is about.
     pub key: AccountKey,
@@ -167,6 +170,7 @@ impl Account {
 /// What one row of call-path totals is about.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TotalsKey {
     /// Address space, [`crate::ProcessEntry::space`].
     pub space: u32,
@@ -178,6 +182,7 @@ assert_size!(TotalsKey, 8);
 /// Call-path totals of one (address space, function). All counters are cumulative.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Totals {
     /// Successful allocations, taken before anything can fail.
     pub seen: Amount,

@@ -3,6 +3,8 @@
 /// One kind of memory. The discriminant is what maps and records carry.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Domain {
     /// Slab memory: kmalloc and, where asked for, named caches. Bytes the slab really gave.
     Kernel = 0,

@@ -77,6 +77,7 @@ impl LossCause {
 /// The counter of one cause, cumulative from start.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LossCounter {
     /// Events.
     pub count: u64,

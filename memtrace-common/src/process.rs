@@ -7,6 +7,7 @@ use crate::assert_size;
 /// What makes a process unique on a running host.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ProcessKey {
     /// Start of the group leader, ns since boot (`start_boottime`).
     pub start_ns: u64,
@@ -20,6 +21,7 @@ assert_size!(ProcessKey, 16);
 /// One process, as last changed. A record carries it whole, so that the last one wins.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ProcessEntry {
     /// Who it is.
     pub key: ProcessKey,

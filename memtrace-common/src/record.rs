@@ -67,6 +67,7 @@ impl RecordKind {
 /// The beginning of every record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RecordHeader {
     /// [`RecordKind`].
     pub kind: u32,
@@ -233,6 +234,7 @@ pub enum FreeReason {
 /// One allocation left the books.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FreeRecord {
     /// Kind, length, time.
     pub header: RecordHeader,
@@ -254,6 +256,7 @@ assert_size!(FreeRecord, 48);
 /// One call fired through two attachments: the same file was attached twice.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DuplicateRecord {
     /// Kind, length, time.
     pub header: RecordHeader,

@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 
 use memtrace_daemon::cli::{
     args::{self, Cli, Command},
-    attach, daemon, doctor, dump, launch, line, run, status,
+    attach, daemon, doctor, dump, launch, line, record, replay, run, status,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -77,9 +77,9 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stdout());
             Ok(doctor::run(&arguments, &mut std::io::stdout(), colour)?)
         }
-        Command::Top(_) | Command::Record(_) | Command::Replay(_) => {
-            anyhow::bail!("this version has no `top`, `record` and `replay`; see memtrace --help")
-        }
+        Command::Record(arguments) => record::record(arguments).await,
+        Command::Replay(arguments) => replay::replay(&arguments).map(|()| 0),
+        Command::Top(_) => anyhow::bail!("this version has no `top`; see memtrace --help"),
     }
 }
 

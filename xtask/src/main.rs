@@ -1,4 +1,4 @@
-//! memtrace's development tasks: `cargo xtask setup|build|run|test|lint|bench`.
+//! memtrace's development tasks: `cargo xtask setup|build|run|test|bless|lint|bench`.
 //!
 //! A file a subcommand; this one parses and hands over. Nobody who uses a package of
 //! memtrace needs it, and nothing of memtrace may depend on it.
@@ -7,6 +7,7 @@
 mod bpf_toolchain;
 
 mod bench;
+mod bless;
 mod build;
 mod command;
 mod lint;
@@ -47,6 +48,8 @@ enum Task {
         /// Runs only tests whose name contains one of these
         filters: Vec<OsString>,
     },
+    /// Replays tests/recordings and writes what is expected of them anew, to be looked through
+    Bless,
     /// Checks formatting, lints, licences and dependencies
     Lint,
     /// Measures what tracing costs, beside nothing, empty programs and bpftrace
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Build => build::build(),
         Task::Run { arguments } => run::run(&arguments),
         Task::Test { filters } => test::test(&filters),
+        Task::Bless => bless::bless(),
         Task::Lint => lint::lint(),
         Task::Bench(arguments) => bench::run(&arguments),
     };

@@ -6,6 +6,7 @@
 
 #[path = "../shared/memory.rs"]
 mod memory;
+mod replay;
 mod world;
 
 use std::hint::black_box;
@@ -22,7 +23,8 @@ use memtrace_daemon::report::{self, Filter, Format};
 
 use self::world::{Draft, PROCESSES, SITES, World, setting};
 
-const USAGE: &str = "usage: engine_costs engine     records a second, time of a snapshot and of a dump in each format
+const USAGE: &str = "usage: engine_costs engine     records a second, live and from a recording, time of a snapshot and of
+                               a dump in each format
        engine_costs memory     of 10,000 sites in 1,000 processes, and of the kernel's maps";
 
 /// Records a second on one core.
@@ -65,6 +67,7 @@ fn engine() -> anyhow::Result<()> {
         black_box(world.core.snapshot(world.now_ns, &setting()));
     });
     println!("  {:32}{:8.1} ms", "a snapshot", milliseconds(paint));
+    replay::replay()?;
     dumps(paint)
 }
 

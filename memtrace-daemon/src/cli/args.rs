@@ -43,11 +43,9 @@ pub enum Command {
     Status(SocketArgs),
     /// Say what this host can do for memtrace, and how to mend what it cannot.
     Doctor(DoctorArgs),
-    /// Write what the kernel reports into a file.
-    #[command(hide = true)]
+    /// Write what is seen of the host, or of a command, into a file that can be replayed.
     Record(RecordArgs),
-    /// Read such a file and report as if it happened now.
-    #[command(hide = true)]
+    /// Read such a file and report as if its last moment were now; needs no privilege.
     Replay(ReplayArgs),
 }
 
@@ -198,7 +196,7 @@ pub struct DoctorArgs {
 /// `memtrace record`
 #[derive(Clone, Debug, Args)]
 pub struct RecordArgs {
-    /// The file to write.
+    /// The file to write, readable by its owner only: command lines are in it.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// What to trace.
@@ -207,7 +205,10 @@ pub struct RecordArgs {
     /// Stop after this time; without it, at Ctrl-C or at the end of CMD.
     #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// A command to run meanwhile.
+    /// Run CMD as this user.
+    #[arg(long, value_name = "NAME", env = "SUDO_USER", hide_env_values = true)]
+    pub user: Option<String>,
+    /// A command to run and follow with its children; without it, the whole host is recorded.
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
@@ -216,6 +217,7 @@ pub struct RecordArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// The file to read.
+    #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// What the report is written as, and where.
     #[command(flatten)]
@@ -260,7 +262,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Stop>
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Stop {
             status: 2,
-            message: "memtrace: say what to do: run, attach, daemon, dump, status or doctor; \
+            message: "memtrace: say what to do: run, attach, daemon, dump, status, doctor, record or replay; \
                       see memtrace --help"
                 .into(),
         },

@@ -1,6 +1,7 @@
 //! What memtrace says on standard error: one line, whatever is in it.
 
 use std::fmt::Write;
+use std::io::IsTerminal;
 
 /// The text on one line, with nothing in it that a terminal would obey: names of files and
 /// processes hold whatever their maker likes.
@@ -21,6 +22,13 @@ pub fn one_line(text: &str) -> String {
         }
     }
     line
+}
+
+/// Says how things go, where somebody looks on.
+pub fn progress(message: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("memtrace: {}", one_line(message));
+    }
 }
 
 /// A cause that is longer, characters, is a log (the kernel's verifier writes a line an

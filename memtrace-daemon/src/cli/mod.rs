@@ -4,12 +4,16 @@
 pub mod args;
 pub mod attach;
 pub mod client;
+pub mod command;
 pub mod daemon;
 pub mod doctor;
 pub mod dump;
 pub mod launch;
 pub mod line;
 pub mod output;
+pub mod record;
+pub mod recording;
+pub mod replay;
 pub mod run;
 pub mod session;
 pub mod status;

@@ -18,6 +18,7 @@ use tokio::{
     task::{JoinHandle, spawn_blocking},
 };
 
+use super::recording::{Destination, Header};
 use crate::{
     attach::{
         abilities,
@@ -37,7 +38,7 @@ use crate::{
         task::{Engine, Parts, Request, nothing_yet},
     },
     host::{Host, clock, identity},
-    intake::Reader,
+    intake::{Reader, recording::Writing},
     ledger::LedgerConfig,
     record::{Observation, Record},
     snapshot::Snapshot,
@@ -73,6 +74,8 @@ pub struct Plan {
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
     pub verdict: VerdictConfig,
+    /// Where what the engine is told is written to.
+    pub recording: Option<Destination>,
     /// Called every second by the living engine.
     pub beat: Box<dyn Fn() + Send>,
 }
@@ -98,6 +101,7 @@ impl Plan {
             allocators: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
+            recording: None,
             beat: Box::new(|| {}),
         })
     }
@@ -111,6 +115,7 @@ pub struct Session {
     engine: JoinHandle<Arc<Snapshot>>,
     attacher: Option<Arc<AttachThread>>,
     ready: Arc<AtomicBool>,
+    writing: Option<Writing>,
 }
 
 impl Session {
@@ -135,6 +140,7 @@ impl Session {
             allocators,
             mut ledger,
             verdict,
+            recording,
             beat,
         } = plan;
         // Ages and cohorts are told apart by the verdict's windows.
@@ -174,6 +180,22 @@ impl Session {
         let sees_rcu_frees = tracer.sees_rcu_frees();
 
         let host_info = identity::host_info();
+        let attached_at = clock::anchor();
+        let core = CoreConfig {
+            domains: options.domains.clone(),
+            named_caches: options.kmem_cache,
+            sees_rcu_frees,
+            ledger,
+            verdict,
+        };
+        let (recorder, writing) = match recording {
+            Some(destination) => {
+                let header = Header::new(attached_at, host_info.clone(), core.clone());
+                let (recorder, writing) = destination.start(&header)?;
+                (Some(recorder), Some(writing))
+            }
+            None => (None, None),
+        };
         let published = Arc::new(ArcSwap::from_pointee(nothing_yet(host_info.clone())));
         let (requests, asked) = mpsc::channel(REQUESTS);
         let ready = Arc::new(AtomicBool::new(false));
@@ -185,24 +207,19 @@ impl Session {
             attacher: attacher.clone(),
             policy: cgroups,
             exact_sites,
-            attached_at: clock::anchor(),
+            attached_at,
             host_info,
-            core: CoreConfig {
-                domains: options.domains.clone(),
-                named_caches: options.kmem_cache,
-                sees_rcu_frees,
-                ledger,
-                verdict,
-            },
+            core,
             records: inbox,
             unwound,
             requests: asked,
             published: Arc::clone(&published),
             ready: Arc::clone(&ready),
+            recorder,
             beat,
         });
         let engine = tokio::spawn(engine.run());
-        let session = Self { requests, published, engine, attacher, ready };
+        let session = Self { requests, published, engine, attacher, ready, writing };
         session.attach_libraries(named, expected).await?;
         session.ready.store(true, Ordering::Release);
         Ok(session)
@@ -258,6 +275,11 @@ impl Session {
         Arc::clone(&self.published)
     }
 
+    /// What becomes of the recording, where there is one and nobody has taken this yet.
+    pub fn take_writing(&mut self) -> Option<Writing> {
+        self.writing.take()
+    }
+
     /// For asking the engine beside the session.
     #[must_use]
     pub fn requests(&self) -> mpsc::Sender<Request> {
@@ -269,7 +291,7 @@ impl Session {
     /// # Errors
     /// That the engine has failed.
     pub async fn end(self) -> anyhow::Result<Arc<Snapshot>> {
-        let Self { requests, published: _, engine, attacher, ready: _ } = self;
+        let Self { requests, published: _, engine, attacher, ready: _, writing: _ } = self;
         drop(requests);
         let last = engine.await.context(ENGINE_GONE)?;
         // Closing links takes a while; the last owner waits for the thread.

@@ -1,4 +1,4 @@
-//! What `run` and `attach` have in common: the plan of a session over one process tree, the
+//! What `run`, `attach` and `record` have in common: the plan of a session over one process tree, the
 //! end of it, the report, and what it says about the exit status.
 
 use std::{io, sync::Arc, time::Duration};
@@ -19,23 +19,32 @@ use crate::{
 /// Exit status: a `--fail-on-…` condition holds.
 pub const STATUS_CONDITION: u8 = 3;
 /// How long the report may wait for stacks to be named.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The plan of a session that books only traced processes.
 ///
 /// # Errors
 /// If a switch for tests makes no sense.
 pub fn plan(trace: &TraceArgs) -> anyhow::Result<Plan> {
+    let mut plan = plan_of_all(trace)?;
+    plan.options.only_traced = true;
+    // Whoever has ended stays until the report.
+    plan.ledger.linger_ns = None;
+    plan.ledger.max_ended = usize::MAX;
+    Ok(plan)
+}
+
+/// The plan of a session that books everybody.
+///
+/// # Errors
+/// If a switch for tests makes no sense.
+pub fn plan_of_all(trace: &TraceArgs) -> anyhow::Result<Plan> {
     let TraceArgs { domains, exact, kmem_cache, libraries, allocators } = trace;
     let mut plan = Plan::new(domains.iter().collect())?;
     plan.options.exact = *exact;
     plan.options.kmem_cache = *kmem_cache;
-    plan.options.only_traced = true;
     plan.named.clone_from(libraries);
     plan.allocators.clone_from(allocators);
-    // Whoever has ended stays until the report.
-    plan.ledger.linger_ns = None;
-    plan.ledger.max_ended = usize::MAX;
     Ok(plan)
 }
 

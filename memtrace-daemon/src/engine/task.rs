@@ -28,7 +28,7 @@ use super::{
 use crate::{
     attach::{thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk},
-    intake::{Bell, Item, Reader},
+    intake::{Bell, Item, Reader, recording::Recorder},
     record::{Anchor, Observation, RawStack, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
@@ -108,6 +108,8 @@ pub struct Parts {
     pub published: Arc<ArcSwap<Snapshot>>,
     /// Whether start-up attachment is done.
     pub ready: Arc<AtomicBool>,
+    /// Is told every record that the books are told, in the same order.
+    pub recorder: Option<Recorder>,
     /// Called at every flush: the engine is alive.
     pub beat: Box<dyn Fn() + Send>,
 }
@@ -189,7 +191,11 @@ impl Engine {
             }
         }
         self.flush();
-        self.picture()
+        let anchor = host::clock::anchor();
+        if let Some(recorder) = self.parts.recorder.take() {
+            recorder.end(anchor);
+        }
+        self.picture(anchor)
     }
 
     async fn answer(&mut self, request: Request) {
@@ -261,10 +267,28 @@ impl Engine {
         }
         let Self { core, parts, unfamiliar, leaving, .. } = self;
         let Parts {
-            tracer, reader, stacks, host, attacher, policy, exact_sites, attached_at, ..
+            tracer,
+            reader,
+            stacks,
+            host,
+            attacher,
+            policy,
+            exact_sites,
+            attached_at,
+            recorder,
+            ..
         } = parts;
-        let mut todo =
-            Todo { tracer, stacks, host, unfamiliar, leaving, policy, exact_sites, attached_at };
+        let mut todo = Todo {
+            tracer,
+            stacks,
+            host,
+            unfamiliar,
+            leaving,
+            policy,
+            exact_sites,
+            attached_at,
+            recorder,
+        };
         reader.drain(DRAIN_LIMIT, |_, item| {
             let record = match item {
                 Item::Record(record) => record,
@@ -285,9 +309,18 @@ impl Engine {
 
     fn apply(&mut self, record: &Record) {
         let Self { core, parts, unfamiliar, leaving, .. } = self;
-        let Parts { tracer, stacks, host, policy, exact_sites, attached_at, .. } = parts;
-        let mut todo =
-            Todo { tracer, stacks, host, unfamiliar, leaving, policy, exact_sites, attached_at };
+        let Parts { tracer, stacks, host, policy, exact_sites, attached_at, recorder, .. } = parts;
+        let mut todo = Todo {
+            tracer,
+            stacks,
+            host,
+            unfamiliar,
+            leaving,
+            policy,
+            exact_sites,
+            attached_at,
+            recorder,
+        };
         todo.apply(core, record);
     }
 
@@ -313,6 +346,11 @@ impl Engine {
             self.read_live_ids();
         }
         self.apply(&Record::Tick { now_ns: host::clock::monotonic_ns() });
+        if let Some(recorder) = &mut self.parts.recorder {
+            recorder.flush();
+            // What a replay missed of frees it can hear once more from the live ids.
+            self.reconcile |= recorder.dropped();
+        }
     }
 
     fn look_for_loss(&mut self) {
@@ -386,14 +424,13 @@ impl Engine {
     }
 
     fn publish_now(&mut self) -> Arc<Snapshot> {
-        let snapshot = self.picture();
+        let snapshot = self.picture(host::clock::anchor());
         self.last_published = (self.core.news(), Instant::now());
         self.parts.published.store(Arc::clone(&snapshot));
         snapshot
     }
 
-    fn picture(&self) -> Arc<Snapshot> {
-        let anchor = host::clock::anchor();
+    fn picture(&self, anchor: Anchor) -> Arc<Snapshot> {
         let setting = Setting {
             anchor,
             attached_at: self.parts.attached_at.wall,

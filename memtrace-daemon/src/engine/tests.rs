@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 use memtrace_common::FreeReason;
 use proptest::prelude::*;
 
-use super::Core;
 use super::simulation::{Fate, World, allocators, config, hasty, setting};
+use super::{Core, Setting};
+use crate::cli::recording::Header;
+use crate::cli::replay::{Replayed, replay_from};
+use crate::intake::recording::Recorder;
+use crate::record::{Anchor, Record};
 use crate::snapshot::{Process, Snapshot};
 
 #[derive(Clone, Debug)]
@@ -219,5 +223,37 @@ proptest! {
         let second =
             serde_json::to_string(&replayed.snapshot(world.now_ns, &setting())).unwrap();
         prop_assert_eq!(first, second);
+    }
+
+    #[test]
+    fn a_replay_of_a_recording_gives_the_same_picture(
+        steps in prop::collection::vec((step(), fate()), 1..120),
+    ) {
+        let mut world = World::new(hasty());
+        for (step, fate) in &steps {
+            play(&mut world, step, *fate);
+        }
+        let header = Header::new(setting().anchor, setting().host, config(hasty()));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let written = file.reopen().unwrap();
+        let (mut recorder, writing) =
+            Recorder::start(written, &serde_json::to_vec(&header).unwrap()).unwrap();
+        for record in &world.told {
+            recorder.record(record);
+            if matches!(record, Record::Tick { .. }) {
+                recorder.flush();
+            }
+        }
+        recorder.end(Anchor { monotonic_ns: world.now_ns, ..setting().anchor });
+        prop_assert_eq!(writing.wait().records, world.told.len() as u64);
+        let Replayed { snapshot, records, notes } = replay_from(file).unwrap();
+        prop_assert_eq!((records, notes), (world.told.len() as u64, Vec::new()));
+        // The last picture's clocks lie to each other as they did when it was made.
+        let anchor = Anchor { monotonic_ns: world.now_ns, ..setting().anchor };
+        let live = world.core.snapshot(world.now_ns, &Setting { anchor, ..setting() });
+        prop_assert_eq!(
+            serde_json::to_string(&live).unwrap(),
+            serde_json::to_string(&snapshot).unwrap()
+        );
     }
 }

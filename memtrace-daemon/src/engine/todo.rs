@@ -12,6 +12,7 @@ use crate::{
     attach::{error::TracerError, tracer::Tracer},
     catalog,
     host::{self, Host, ProcessAsk},
+    intake::recording::Recorder,
     ledger::{AccountBooks, Effects},
     record::{Anchor, Observation, Record, StackLabel},
     stacks::Stacks,
@@ -28,6 +29,7 @@ pub(super) struct Todo<'a> {
     pub(super) policy: &'a CgroupPolicy,
     pub(super) exact_sites: &'a [String],
     pub(super) attached_at: &'a Anchor,
+    pub(super) recorder: &'a mut Option<Recorder>,
 }
 
 impl Todo<'_> {
@@ -38,6 +40,9 @@ impl Todo<'_> {
             Record::Process { entry, .. } => self.stacks.process(entry),
             Record::Observation { observation, .. } => self.described(core, observation),
             _ => {}
+        }
+        if let Some(recorder) = self.recorder {
+            recorder.record(record);
         }
         let effects = core.apply(record);
         if !effects.is_empty() {

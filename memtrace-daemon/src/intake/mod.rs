@@ -1,4 +1,5 @@
-//! Intake: ring buffer bytes to typed records, and the faults that tests inject there.
+//! Intake: ring buffer bytes to typed records, the faults that tests inject there, and recordings
+//! of what the engine was told.
 //!
 //! Must never interpret a record, wait for the engine, or drop what it cannot read in silence.
 
@@ -6,6 +7,7 @@ mod bell;
 mod call;
 mod decode;
 mod reader;
+pub mod recording;
 
 pub use bell::Bell;
 pub(crate) use call::INNER;

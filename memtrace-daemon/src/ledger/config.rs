@@ -1,7 +1,10 @@
 //! How long and how much the books keep. Never a rule of accounting: these bound memory only.
 
+use serde::{Deserialize, Serialize};
+
 /// Bounds of the books.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LedgerConfig {
     /// How long an ended process stays in dumps, ns; `None` until the books end (`run`).
     pub linger_ns: Option<u64>,

@@ -2,9 +2,10 @@
 //! since boot (which counts suspended time), reports use wall time.
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 /// One moment on three clocks. `host::clock` reads them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anchor {
     /// `CLOCK_MONOTONIC`, ns.
     pub monotonic_ns: u64,
@@ -30,13 +31,13 @@ impl Anchor {
     /// Monotonic time of a time since boot; 0 for what was before the clock began.
     #[must_use]
     pub const fn monotonic_of_boot(&self, boot_ns: u64) -> u64 {
-        (self.monotonic_ns + boot_ns).saturating_sub(self.boot_ns)
+        self.monotonic_ns.saturating_add(boot_ns).saturating_sub(self.boot_ns)
     }
 
     /// Time since boot of a monotonic time.
     #[must_use]
     pub const fn boot_of_monotonic(&self, monotonic_ns: u64) -> u64 {
-        (self.boot_ns + monotonic_ns).saturating_sub(self.monotonic_ns)
+        self.boot_ns.saturating_add(monotonic_ns).saturating_sub(self.monotonic_ns)
     }
 
     fn wall_of(&self, anchor_ns: u64, ns: u64) -> Timestamp {

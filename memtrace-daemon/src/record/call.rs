@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use memtrace_common::{MAX_SLOTS, MAX_USER_FRAMES};
+use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
 use super::Record;
@@ -22,7 +23,7 @@ pub const fn code_at(address: u64) -> u64 {
 }
 
 /// A call of a library function that gave memory, or failed to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// When.
     pub time_ns: u64,
@@ -51,7 +52,7 @@ pub struct Call {
 }
 
 /// Whether the stack of a call is here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
     /// It came with the call.
     Whole,

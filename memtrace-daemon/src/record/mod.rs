@@ -3,9 +3,14 @@
 //!
 //! All times are monotonic nanoseconds unless a name says otherwise. A stream of these
 //! records, replayed, gives the same books and the same findings.
+//!
+//! The serialised form is what recordings hold. Variants have numbers there, in their order: a
+//! new one goes to the end. What changes the form of one that is there already is a new version of
+//! the recordings' format, but for stacks and observations, whose fields have names there.
 
 mod anchor;
 mod call;
+mod form;
 
 use std::sync::Arc;
 
@@ -13,6 +18,7 @@ use memtrace_common::{
     Account, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter, ProcessEntry, Totals,
     TotalsKey,
 };
+use serde::{Deserialize, Serialize};
 
 pub use anchor::Anchor;
 pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
@@ -20,7 +26,7 @@ pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
 use crate::snapshot::{CoverageRow, Frame, Taken};
 
 /// One thing that the engine is told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Record {
     /// A process was first seen or has changed (started, forked, executed, ended).
     Process {
@@ -37,7 +43,7 @@ pub enum Record {
         account: Account,
     },
     /// A kernel account as it is now, with a stack that reached it.
-    KernelSample(Box<KernelSampleRecord>),
+    KernelSample(#[serde(with = "form::sample")] Box<KernelSampleRecord>),
     /// Call-path totals as they are now; the one with larger counters wins.
     Totals {
         /// When.
@@ -56,7 +62,7 @@ pub enum Record {
     /// One call fired through two attachments.
     Duplicate(DuplicateRecord),
     /// A stack has been named.
-    Stack(StackLabel),
+    Stack(#[serde(with = "form::named")] StackLabel),
     /// Time has passed.
     Tick {
         /// Now.
@@ -67,13 +73,14 @@ pub enum Record {
         /// When; of [`Observation::LiveIds`], when reading began.
         now_ns: u64,
         /// What.
+        #[serde(with = "form::named")]
         observation: Observation,
     },
 }
 
 /// Names one raw stack: for kernel stacks the addresses alone, for user stacks the
 /// addresses within one address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StackKey(pub u64);
 
 /// A raw stack, to be named by `stacks/`.
@@ -141,7 +148,7 @@ impl StackKey {
 }
 
 /// A raw stack with names.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StackLabel {
     /// Which stack.
     pub key: StackKey,
@@ -154,7 +161,7 @@ pub struct StackLabel {
 }
 
 /// A fact about the host or about the tracer itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Observation {
     /// What a person calls a process.
     ProcessFacts {

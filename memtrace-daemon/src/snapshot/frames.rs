@@ -4,7 +4,7 @@ use std::ops::Index;
 use std::sync::Arc;
 
 use serde::ser::SerializeStruct;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The frames of a stack, innermost first. Shared: a clone costs nothing, and stacks that have
 /// frames in common hold them once.
@@ -105,7 +105,7 @@ impl Serialize for Frames {
 
 /// One frame of a stack. Its texts are shared: a program's frames have few files, modules and
 /// functions among them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
     /// `kernel`, `native` or `python`.
     pub kind: FrameKind,
@@ -144,7 +144,7 @@ impl Frame {
 }
 
 /// Which kind of code a frame is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FrameKind {
     /// Kernel code.
@@ -185,8 +185,24 @@ impl Serialize for Taken {
     }
 }
 
+impl<'de> Deserialize<'de> for Taken {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename = "Taken")]
+        struct Form {
+            taken: TakenBy,
+            // Follows from the reason.
+            #[serde(rename = "complete")]
+            _complete: bool,
+            reason: Option<Arc<str>>,
+        }
+        let Form { taken, _complete, reason } = Form::deserialize(deserializer)?;
+        Ok(Self { by: taken, incomplete: reason })
+    }
+}
+
 /// How a stack was taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TakenBy {
     /// By the kernel, its own frames.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use memtrace_common::Amount;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
@@ -46,7 +46,7 @@ pub struct Snapshot {
 }
 
 /// The host that a snapshot is of.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostInfo {
     /// Host name.
     pub name: String,
@@ -139,11 +139,15 @@ pub struct Loss {
     pub bytes: Option<u64>,
 }
 
+/// One of a few words. By this name serde does not take it for text to be borrowed.
+pub type Word = &'static str;
+
 /// Whether one library file or one process is probed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoverageRow {
     /// `library` or `process`.
-    pub kind: &'static str,
+    #[serde(deserialize_with = "kind")]
+    pub kind: Word,
     /// Catalog name of the library, such as `libcudart`.
     pub library: Option<String>,
     /// Path as the process that mapped it has it.
@@ -159,7 +163,8 @@ pub struct CoverageRow {
     /// Since when.
     pub attached_at: Option<Timestamp>,
     /// How: `uprobe_multi` or `perf_event`.
-    pub by: Option<&'static str>,
+    #[serde(deserialize_with = "by")]
+    pub by: Option<Word>,
     /// Functions probed.
     pub functions: Vec<String>,
     /// Catalog functions that the library does not export.
@@ -228,4 +233,18 @@ fn site_id<S: Serializer>(id: &Option<u64>, serializer: S) -> Result<S::Ok, S::E
         Some(id) => serializer.serialize_some(&format!("{id:016x}")),
         None => serializer.serialize_none(),
     }
+}
+
+fn kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+    one_of(&["library", "process"], &String::deserialize(deserializer)?)
+}
+
+fn by<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Word>, D::Error> {
+    let word = Option::<String>::deserialize(deserializer)?;
+    word.map(|word| one_of(&["uprobe_multi", "perf_event"], &word)).transpose()
+}
+
+fn one_of<E: serde::de::Error>(words: &'static [Word], word: &str) -> Result<Word, E> {
+    let known = words.iter().find(|known| **known == word);
+    known.copied().ok_or_else(|| E::unknown_variant(word, words))
 }
