@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 
 use memtrace_daemon::cli::{
     args::{self, Cli, Command},
-    attach, daemon, doctor, dump, launch, line, run, status,
+    attach, daemon, doctor, dump, launch, line, run, status, top,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -72,13 +72,14 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Attach(arguments) => attach::attach(arguments).await,
         Command::Daemon(arguments) => daemon::daemon(arguments).await,
         Command::Dump(arguments) => dump::dump(&arguments).await.map(|()| 0),
+        Command::Top(arguments) => top::top(arguments).await.map(|()| 0),
         Command::Status(arguments) => status::status(&arguments).await.map(|()| 0),
         Command::Doctor(arguments) => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stdout());
             Ok(doctor::run(&arguments, &mut std::io::stdout(), colour)?)
         }
-        Command::Top(_) | Command::Record(_) | Command::Replay(_) => {
-            anyhow::bail!("this version has no `top`, `record` and `replay`; see memtrace --help")
+        Command::Record(_) | Command::Replay(_) => {
+            anyhow::bail!("this version has no `record` and `replay`; see memtrace --help")
         }
     }
 }

@@ -13,5 +13,6 @@ pub mod output;
 pub mod run;
 pub mod session;
 pub mod status;
+pub mod top;
 pub mod traced;
 pub mod user;
