@@ -172,7 +172,7 @@ impl Painter<'_> {
 
     /// Puts a process into the picture if it has books, or anyway.
     fn finish(&mut self, mut painted: Process, anyway: bool) {
-        for (site, judgement) in self.rows.give_to(&mut painted) {
+        for (site, judgement) in self.rows.give_to(&mut painted, &self.core.config.verdict) {
             let finding =
                 finding::of_site(&self.core.host, self.setting, &painted, site, judgement);
             self.findings.push(finding);
@@ -242,6 +242,13 @@ fn not_seen(core: &Core) -> Vec<String> {
     }
     if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
+    }
+    let known = core.config.verdict.known_sites.len();
+    if known > 0 {
+        rows.push(format!(
+            "findings at {known} of the sites: [verdict] known_sites calls them known; \
+             their rows have the verdict"
+        ));
     }
     let names = |which: &dyn Fn(&Domain) -> bool| {
         let off = Domain::ALL.into_iter().filter(|domain| !on(*domain)).filter(which);

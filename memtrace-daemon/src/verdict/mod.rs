@@ -15,7 +15,7 @@ mod series;
 mod tests;
 mod words;
 
-pub use config::VerdictConfig;
+pub use config::{DomainConfig, VerdictConfig};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
 pub use rule::{Rule, Subject};
