@@ -70,7 +70,10 @@ fn a_person_sees_what_is_held_and_finds_their_way() -> Result<()> {
     session.enter(&top(&daemon.socket(), &session.file("pid"))?)?;
 
     let held = ["client leak", pid.as_str(), "cuda", "38.1 MiB"];
-    let screen = session.wait_for("what is held", |screen| line(screen, &held).is_some())?;
+    // The stack's names may be a picture late.
+    let screen = session.wait_for("what is held", |screen| {
+        line(screen, &held).is_some_and(|line| line.contains("site_a"))
+    })?;
     for words in [
         &["memtrace top", "watched for", "UTC"] as &[&str],
         // How much is lost is the host's matter.

@@ -191,6 +191,9 @@ fn function(site: &Site) -> String {
     let Some(frame) = from_the_users(&site.frames).first().map(Frame::shown) else {
         return escape(site.note.as_deref().unwrap_or(frames::NOT_NAMED)).into_owned();
     };
+    if let (None, None, Some(reason)) = (&frame.symbol, &frame.module, &frame.reason) {
+        return escape(reason).into_owned();
+    }
     let name = frames::name(&frame);
     match (&frame.file, frame.line) {
         (Some(file), Some(line)) => {

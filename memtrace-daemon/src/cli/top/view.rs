@@ -285,30 +285,30 @@ fn footer(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look) {
         return;
     }
     let reverse = if model.reverse { " reversed" } else { "" };
-    let filter = match model.filter.as_str() {
-        "" => "/ filter".to_owned(),
-        text => format!("/ filter: {} (Esc clears)", escape(text)),
-    };
     let domain = model.domain.as_deref().unwrap_or("all");
-    let pause = if model.paused { "p go on" } else { "p pause" };
-    let keys = [
+    let mut keys = vec![
         "q quit".to_owned(),
         "? help".to_owned(),
         format!("s sort: {}{reverse}", model.sort.name()),
         format!("d domain: {domain}"),
-        filter,
-        pause.to_owned(),
+        (if model.paused { "p go on" } else { "p pause" }).to_owned(),
         "r reverse".to_owned(),
         "Enter details".to_owned(),
     ];
-    // As many as there is room for, the most important first.
+    // A filter that is on must not be overlooked, so it comes early.
+    match model.filter.as_str() {
+        "" => keys.insert(4, "/ filter".to_owned()),
+        text => {
+            keys.insert(1, format!("/ filter: {} (Esc clears)", fit(&escape(text), room / 3)));
+        }
+    }
+    // As many as there is room for.
     let mut text = String::new();
     for key in keys {
         let next = if text.is_empty() { key } else { format!("{text}  {key}") };
-        if width_of(&next) > room {
-            break;
+        if width_of(&next) <= room {
+            text = next;
         }
-        text = next;
     }
     frame.render_widget(Line::styled(text, look.dim()), area);
 }
