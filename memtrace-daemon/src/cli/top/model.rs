@@ -81,6 +81,8 @@ pub struct Model {
     shown: Vec<usize>,
     /// Which of those is selected.
     selected: usize,
+    /// Whether somebody chose it. Until then it is the first, whichever that is: the worst.
+    chosen: bool,
     /// The first that the last drawing had room for, and how many it had room for.
     first: usize,
     room: usize,
@@ -109,6 +111,7 @@ impl Model {
             dump,
             shown: vec![],
             selected: 0,
+            chosen: false,
             first: 0,
             room: 1,
             sort: Sort::default(),
@@ -128,7 +131,7 @@ impl Model {
 
     /// Takes a newer dump; the selection stays on its row, wherever that is now.
     pub fn take(&mut self, dump: Dump, every: Duration) {
-        let key = self.selected().map(|row| row.key.clone());
+        let key = self.chosen();
         self.rows = rows::of(&dump);
         self.dump = dump;
         self.every = every;
@@ -235,7 +238,17 @@ impl Model {
     }
 
     fn go(&mut self, to: usize) {
+        self.chosen = to > 0;
+        self.select(to);
+    }
+
+    fn select(&mut self, to: usize) {
         self.selected = to.min(self.shown.len().saturating_sub(1));
+    }
+
+    /// The row that somebody chose.
+    fn chosen(&self) -> Option<Key> {
+        self.selected().filter(|_| self.chosen).map(|row| row.key.clone())
     }
 
     fn next_domain(&mut self) {
@@ -253,7 +266,7 @@ impl Model {
     }
 
     fn rearrange(&mut self, change: impl FnOnce(&mut Self)) {
-        let key = self.selected().map(|row| row.key.clone());
+        let key = self.chosen();
         change(self);
         self.arrange(key.as_ref());
     }
@@ -273,7 +286,7 @@ impl Model {
         }
         let again = shown.iter().position(|(_, row)| Some(&row.key) == key);
         self.shown = shown.into_iter().map(|(index, _)| index).collect();
-        self.go(again.unwrap_or(self.selected));
+        self.select(again.unwrap_or(if self.chosen { self.selected } else { 0 }));
     }
 }
 

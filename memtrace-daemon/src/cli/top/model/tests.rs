@@ -120,6 +120,23 @@ fn the_selection_stays_on_its_row() {
 }
 
 #[test]
+fn until_somebody_chooses_the_first_row_is_selected_whichever_it_is() {
+    let mut calm = fixture::busy();
+    let findings = std::mem::take(&mut calm.findings);
+    let mut model = Model::new(read(&calm), SECOND);
+    assert_eq!(model.selected().unwrap().verdict, "plateau", "the largest");
+    calm.findings = findings;
+    model.take(read(&calm), SECOND);
+    assert_eq!(model.selected().unwrap().verdict, "LEAK");
+    press(&mut model, "s");
+    assert_eq!(model.window(100).1, Some(0));
+    // Back at the top is no choice any more.
+    press(&mut model, "sjg");
+    press(&mut model, "sss");
+    assert_eq!(model.selected().unwrap().verdict, "LEAK");
+}
+
+#[test]
 fn a_filter_looks_at_process_function_domain_and_verdict() {
     for (text, rows) in [
         ("serve", 3),
