@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 
 use memtrace_daemon::cli::{
     args::{self, Cli, Command},
-    attach, daemon, doctor, dump, launch, line, record, replay, run, status,
+    attach, daemon, doctor, dump, launch, line, record, replay, run, status, top,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -72,6 +72,7 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Attach(arguments) => attach::attach(arguments).await,
         Command::Daemon(arguments) => daemon::daemon(arguments).await,
         Command::Dump(arguments) => dump::dump(&arguments).await.map(|()| 0),
+        Command::Top(arguments) => top::top(arguments).await.map(|()| 0),
         Command::Status(arguments) => status::status(&arguments).await.map(|()| 0),
         Command::Doctor(arguments) => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stdout());
@@ -79,7 +80,6 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
         }
         Command::Record(arguments) => record::record(arguments).await,
         Command::Replay(arguments) => replay::replay(&arguments).map(|()| 0),
-        Command::Top(_) => anyhow::bail!("this version has no `top`; see memtrace --help"),
     }
 }
 

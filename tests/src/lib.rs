@@ -19,6 +19,7 @@ pub mod process;
 pub mod scratch;
 pub mod slab;
 pub mod stacks;
+pub mod tmux;
 pub mod truth;
 pub mod unit;
 

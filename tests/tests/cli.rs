@@ -196,6 +196,11 @@ fn check_reads_the_configuration_and_attaches_nothing() -> Result<()> {
     check("domains = [\"cuda\"]\n")?.expect_status(0)?;
     let said = check("domains = [\"nonsense\"]\n")?.expect_status(1)?;
     ensure!(said.one_line()?.contains("nonsense"), "{said:?}");
+    let sites = "[verdict]\nknown_sites = [\"0b96d93d16c8b97c\"]\n";
+    check(&format!("{sites}[verdict.domain.cuda]\nminimum_bytes = \"4MiB\"\n"))?
+        .expect_status(0)?;
+    let said = check("[verdict.domain.cuda]\nwindow_seconds = 1.0\n")?.expect_status(1)?;
+    ensure!(said.one_line()?.contains("line 2: unknown field `window_seconds`"), "{said:?}");
     assert_eq!(Objects::now()?.since(&before), Objects::default());
     Ok(())
 }

@@ -36,8 +36,7 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Print what the daemon has on its books now.
     Dump(DumpArgs),
-    /// Watch the daemon's books in the terminal.
-    #[command(hide = true)]
+    /// Watch the daemon's findings and sites in the terminal.
     Top(SocketArgs),
     /// Say in a few lines how the daemon fares.
     Status(SocketArgs),
@@ -262,7 +261,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Stop>
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Stop {
             status: 2,
-            message: "memtrace: say what to do: run, attach, daemon, dump, status, doctor, record or replay; \
+            message: "memtrace: say what to do: run, attach, daemon, dump, top, status, doctor, record \
+                      or replay; \
                       see memtrace --help"
                 .into(),
         },

@@ -61,7 +61,11 @@ pub enum ClientError {
 /// # Errors
 ///
 /// [`ClientError`].
-pub async fn get(socket: &Path, target: &str, out: &mut dyn Write) -> Result<(), ClientError> {
+pub async fn get(
+    socket: &Path,
+    target: &str,
+    out: &mut (dyn Write + Send),
+) -> Result<(), ClientError> {
     let failed = |reason: String| ClientError::Failed { path: socket.to_owned(), reason };
     let stream = UnixStream::connect(socket).await.map_err(|error| connecting(socket, &error))?;
     let (mut sender, connection) =

@@ -16,11 +16,11 @@ use super::{
 };
 use crate::{
     attach::options::{Sizes, Subject},
-    config::{Config, Maps, VerdictSection},
+    config::{Config, DomainSection, Maps, VerdictSection},
     engine::{policy::CgroupPolicy, task::Request},
     serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
     snapshot::Snapshot,
-    verdict::VerdictConfig,
+    verdict::{DomainConfig, VerdictConfig},
 };
 
 /// How long a dump may wait for stacks to be named: what is not named by then says so.
@@ -135,11 +135,29 @@ fn sizes(maps: &Maps, set: Sizes) -> Sizes {
 }
 
 fn verdict(section: &VerdictSection) -> VerdictConfig {
-    let VerdictSection { window_seconds, minimum_age_seconds, minimum_bytes } = *section;
-    VerdictConfig {
+    let VerdictSection {
         window_seconds,
-        min_age_seconds: minimum_age_seconds,
-        min_bytes: minimum_bytes,
+        minimum_age_seconds,
+        minimum_bytes,
+        confidence_to_report,
+        known_sites,
+        domain,
+    } = section;
+    let of_domain = |section: &DomainSection| {
+        let DomainSection { minimum_age_seconds, minimum_bytes, confidence_to_report } = *section;
+        DomainConfig {
+            min_age_seconds: minimum_age_seconds,
+            min_bytes: minimum_bytes,
+            confidence_to_report,
+        }
+    };
+    VerdictConfig {
+        window_seconds: *window_seconds,
+        min_age_seconds: *minimum_age_seconds,
+        min_bytes: *minimum_bytes,
+        confidence_to_report: *confidence_to_report,
+        known_sites: known_sites.iter().copied().collect(),
+        domains: domain.iter().map(|(domain, section)| (*domain, of_domain(section))).collect(),
         ..VerdictConfig::default()
     }
 }
@@ -196,5 +214,20 @@ mod tests {
     fn defaults_are_the_same_wherever_they_are_written() {
         assert_eq!(verdict(&VerdictSection::default()), VerdictConfig::default());
         assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
+    }
+
+    #[test]
+    fn what_is_configured_for_a_domain_arrives() {
+        let text = "[verdict]\nconfidence_to_report = 0.5\nknown_sites = ['00000000000000ff']\n\
+                    [verdict.domain.cuda]\nminimum_bytes = '16MiB'\nminimum_age_seconds = 5.0\n\
+                    [verdict.domain.kernel]\nconfidence_to_report = 0.9\n";
+        let config = Config::parse(std::path::Path::new("m.toml"), text).unwrap();
+        let verdict = verdict(&config.verdict);
+        assert!(verdict.known_sites.contains(&0xff));
+        assert_eq!(verdict.min_bytes_of(Domain::Cuda), 16 << 20);
+        assert_eq!(verdict.min_age_ns_of(Domain::Cuda), 5_000_000_000);
+        assert_eq!(verdict.min_bytes_of(Domain::Kernel), 1 << 20);
+        assert_eq!(verdict.confidence_to_report_of(Domain::Kernel), 0.9);
+        assert_eq!(verdict.confidence_to_report_of(Domain::Cuda), 0.5);
     }
 }

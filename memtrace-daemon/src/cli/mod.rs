@@ -17,5 +17,6 @@ pub mod replay;
 pub mod run;
 pub mod session;
 pub mod status;
+pub mod top;
 pub mod traced;
 pub mod user;

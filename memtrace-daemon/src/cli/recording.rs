@@ -49,31 +49,15 @@ struct CoreForm {
     named_caches: bool,
     sees_rcu_frees: bool,
     ledger: LedgerConfig,
-    #[serde(serialize_with = "VerdictForm::serialize", deserialize_with = "verdict")]
+    #[serde(deserialize_with = "verdict")]
     verdict: VerdictConfig,
-}
-
-/// The numbers of the verdict, to be written.
-#[derive(Serialize)]
-#[serde(remote = "VerdictConfig")]
-struct VerdictForm {
-    window_seconds: f64,
-    min_age_seconds: f64,
-    min_bytes: u64,
-    growing_windows: u32,
-    leak_windows: u32,
-    leak_rising_share: f64,
-    leak_freed_share: f64,
-    plateau_windows: u32,
-    loss_share: f64,
 }
 
 /// Reads the numbers of the verdict: those that this version does not know say nothing to it, and
 /// those that the recording does not have are its own.
 fn verdict<'de, D: Deserializer<'de>>(deserializer: D) -> Result<VerdictConfig, D::Error> {
     let mut given = BTreeMap::<String, Value>::deserialize(deserializer)?;
-    let known = VerdictForm::serialize(&VerdictConfig::default(), serde_json::value::Serializer);
-    let known = known.map_err(D::Error::custom)?;
+    let known = serde_json::to_value(VerdictConfig::default()).map_err(D::Error::custom)?;
     given.retain(|name, _| known.get(name).is_some());
     let given = Value::Object(given.into_iter().collect());
     VerdictConfig::deserialize(given).map_err(D::Error::custom)

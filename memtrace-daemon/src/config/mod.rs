@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use policy::{Exclude, Include};
-pub use sections::{Maps, StacksSection, VerdictSection};
+pub use sections::{DomainSection, Maps, StacksSection, VerdictSection};
 pub use values::{Domains, Listen};
 
 /// Where the daemon looks when no `--config` is given; it need not exist.

@@ -1,6 +1,8 @@
 //! The sections of numbers: sizes of kernel maps, and when growth becomes a finding.
 
-use memtrace_common::tunables;
+use std::collections::BTreeMap;
+
+use memtrace_common::{Domain, tunables};
 use serde::Deserialize;
 
 use super::values;
@@ -125,27 +127,90 @@ pub struct VerdictSection {
     /// Growth below this is nobody's concern, bytes.
     #[serde(deserialize_with = "values::bytes")]
     pub minimum_bytes: u64,
+    /// A `leak` or `growing` that is less sure is not reported, 0 to 1. 0: `growing` says itself
+    /// that it is undecided, and what would decide it.
+    pub confidence_to_report: f64,
+    /// Sites whose findings are known, and no news.
+    #[serde(deserialize_with = "values::sites")]
+    pub known_sites: Vec<u64>,
+    /// What is otherwise in single domains.
+    #[serde(deserialize_with = "values::by_domain")]
+    pub domain: BTreeMap<Domain, DomainSection>,
+}
+
+/// When growth becomes a finding, where that is otherwise in one domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DomainSection {
+    /// As in [`VerdictSection`].
+    pub minimum_age_seconds: Option<f64>,
+    /// As in [`VerdictSection`].
+    #[serde(deserialize_with = "values::some_bytes")]
+    pub minimum_bytes: Option<u64>,
+    /// As in [`VerdictSection`].
+    pub confidence_to_report: Option<f64>,
 }
 
 impl Default for VerdictSection {
     fn default() -> Self {
-        Self { window_seconds: 10.0, minimum_age_seconds: 60.0, minimum_bytes: 1 << 20 }
+        Self {
+            window_seconds: 10.0,
+            minimum_age_seconds: 60.0,
+            minimum_bytes: 1 << 20,
+            confidence_to_report: 0.0,
+            known_sites: Vec::new(),
+            domain: BTreeMap::new(),
+        }
     }
 }
 
 impl VerdictSection {
     pub(super) fn validate(&self) -> Result<(), String> {
-        let Self { window_seconds, minimum_age_seconds, minimum_bytes: _ } = self;
+        let Self {
+            window_seconds,
+            minimum_age_seconds,
+            minimum_bytes: _,
+            confidence_to_report,
+            known_sites,
+            domain,
+        } = self;
         if !(1.0..=86_400.0).contains(window_seconds) {
             return Err(format!(
                 "verdict.window_seconds: {window_seconds} is not between 1 and 86400"
             ));
         }
-        if !(0.0..=604_800.0).contains(minimum_age_seconds) {
+        age("verdict", *minimum_age_seconds)?;
+        confidence("verdict", *confidence_to_report)?;
+        // Every row of every dump is compared with them; and nobody knows so many leaks.
+        if known_sites.len() > 10_000 {
             return Err(format!(
-                "verdict.minimum_age_seconds: {minimum_age_seconds} is not between 0 and 604800"
+                "verdict.known_sites: {} sites are more than 10000",
+                known_sites.len()
             ));
+        }
+        for (domain, section) in domain {
+            let DomainSection { minimum_age_seconds, minimum_bytes: _, confidence_to_report } =
+                *section;
+            let key = format!("verdict.domain.{}", domain.name());
+            minimum_age_seconds.map_or(Ok(()), |seconds| age(&key, seconds))?;
+            confidence_to_report.map_or(Ok(()), |sure| confidence(&key, sure))?;
         }
         Ok(())
     }
+}
+
+fn age(section: &str, seconds: f64) -> Result<(), String> {
+    if (0.0..=604_800.0).contains(&seconds) {
+        return Ok(());
+    }
+    Err(format!("{section}.minimum_age_seconds: {seconds} is not between 0 and 604800"))
+}
+
+fn confidence(section: &str, sure: f64) -> Result<(), String> {
+    if (0.0..=1.0).contains(&sure) {
+        return Ok(());
+    }
+    Err(format!(
+        "{section}.confidence_to_report: {sure} is not between 0 and 1, as SURE in a report is"
+    ))
 }

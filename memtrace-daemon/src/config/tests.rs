@@ -57,12 +57,52 @@ fn a_wrong_line_is_named_in_one_line() {
         ("[include]\nunit = ['nginx']", "include.unit: `nginx` is no unit"),
         ("[include]\ncgroup = ['nginx']", "include.cgroup: `nginx` does not begin with /"),
         ("[verdict]\nwindow_seconds = nan", "verdict.window_seconds: NaN"),
+        (
+            "[verdict]\nconfidence_to_report = 97",
+            "m.toml: verdict.confidence_to_report: 97 is not between 0 and 1, as SURE",
+        ),
+        ("[verdict]\nconfidence_to_report = nan", "verdict.confidence_to_report: NaN"),
+        ("[verdict]\n\nknown_sites = ['abc']", "m.toml line 3: `abc` is no site; an id has 16 hex"),
+        ("[verdict]\nknown_sites = [12]", "m.toml line 2: invalid type: integer `12`"),
+        ("[verdict.domain.gpu]\n", "unknown domain `gpu`; choose from kernel,"),
+        ("[verdict.domain.torch]\n", "domain `torch` has no probes yet; choose from kernel,"),
+        (
+            "[verdict.domain.cuda]\nwindow_seconds = 1.0",
+            "m.toml line 2: unknown field `window_seconds`, expected one of `minimum_age_seconds`,",
+        ),
+        ("[verdict.domain.cuda]\nminimum_bytes = 'lots'", "m.toml line 2: `lots` is no size"),
+        (
+            "[verdict.domain.cuda]\nminimum_age_seconds = -1.0",
+            "m.toml: verdict.domain.cuda.minimum_age_seconds: -1 is not between 0 and 604800",
+        ),
+        (
+            "[verdict.domain.kernel]\nconfidence_to_report = 1.5",
+            "m.toml: verdict.domain.kernel.confidence_to_report: 1.5 is not between 0 and 1",
+        ),
         ("listen = [", "m.toml line 1: "),
     ] {
         let error = parse(text).unwrap_err();
         assert!(error.contains(expected), "{text:?} gave: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+}
+
+#[test]
+fn verdicts_are_set_by_domain_and_site() {
+    let verdict = parse(
+        "[verdict]\nknown_sites = ['0b96d93d16c8b97c', '00000000000000FF']\n\
+         [verdict.domain.cuda]\nminimum_bytes = 4096\nminimum_age_seconds = 5.0\n\
+         [verdict.domain.kernel]\nminimum_bytes = '4MiB'\nconfidence_to_report = 1.0\n",
+    )
+    .unwrap()
+    .verdict;
+    assert_eq!(verdict.known_sites, [0x0b96_d93d_16c8_b97c, 0xff]);
+    let cuda = verdict.domain[&Domain::Cuda];
+    assert_eq!((cuda.minimum_bytes, cuda.confidence_to_report), (Some(4096), None));
+    assert_eq!(cuda.minimum_age_seconds, Some(5.0));
+    let kernel = verdict.domain[&Domain::Kernel];
+    assert_eq!((kernel.minimum_bytes, kernel.confidence_to_report), (Some(4 << 20), Some(1.0)));
+    assert_eq!(verdict.minimum_bytes, 1 << 20, "the others keep what they have");
 }
 
 #[test]
@@ -145,7 +185,7 @@ fn the_packaged_file_says_the_defaults() {
         assert!(written.contains_key(key), "{key} is not in memtrace.toml");
     }
     for (section, keys) in
-        [("maps", 7), ("stacks", 2), ("include", 4), ("exclude", 6), ("verdict", 3)]
+        [("maps", 7), ("stacks", 2), ("include", 4), ("exclude", 6), ("verdict", 6)]
     {
         assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
     }

@@ -3,7 +3,7 @@
 //! The command line, the configuration file and the socket read them by the same functions. Every error
 //! says what was written and what would be right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -203,4 +203,26 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
 /// For `deserialize_with`: a duration as a string.
 pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// For `deserialize_with`: a size that may be left out.
+pub(super) fn some_bytes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u64>, D::Error> {
+    bytes(deserializer).map(Some)
+}
+
+/// For `deserialize_with`: a list of site ids.
+pub(super) fn sites<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let ids = Vec::<String>::deserialize(deserializer)?;
+    ids.iter().map(|id| parse_site(id).map_err(D::Error::custom)).collect()
+}
+
+/// For `deserialize_with`: tables by the name of a domain that can be booked.
+pub(super) fn by_domain<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<Domain, T>, D::Error> {
+    let named = BTreeMap::<String, T>::deserialize(deserializer)?;
+    let read = |(name, table): (String, T)| Ok((parse_domain(&name)?, table));
+    named.into_iter().map(read).collect::<Result<_, String>>().map_err(D::Error::custom)
 }

@@ -176,7 +176,7 @@ impl Painter<'_> {
     fn finish(&mut self, mut painted: Process, serial: Option<u32>, anyway: bool) {
         let Self { core, setting, now_ns, .. } = self;
         let first = self.findings.len();
-        for (site, judgement) in self.rows.give_to(&mut painted) {
+        for (site, judgement) in self.rows.give_to(&mut painted, &core.config.verdict) {
             self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
         }
         for domain in serial.iter().flat_map(|_| &core.config.domains) {
@@ -250,6 +250,13 @@ fn not_seen(core: &Core) -> Vec<String> {
     }
     if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
+    }
+    let known = core.config.verdict.known_sites.len();
+    if known > 0 {
+        rows.push(format!(
+            "findings at {known} of the sites: [verdict] known_sites calls them known; \
+             their rows have the verdict"
+        ));
     }
     let names = |which: &dyn Fn(&Domain) -> bool| {
         let off = Domain::ALL.into_iter().filter(|domain| !on(*domain)).filter(which);

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::record::StackKey;
 use crate::snapshot::{Frames, OWN_PROBES, Process, Sample, Site, Taken, Verdict};
-use crate::verdict::Judgement;
+use crate::verdict::{Judgement, VerdictConfig};
 
 /// What makes two parts the same row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +56,7 @@ pub(super) struct Row {
     pub(super) site: Site,
     pub(super) judgement: Judgement,
     pub(super) current: bool,
+    domain: Domain,
     judged_bytes: u64,
 }
 
@@ -78,7 +79,11 @@ impl Rows {
     }
 
     /// Empties the rows into a process, largest first, and says which of them are news.
-    pub(super) fn give_to(&mut self, process: &mut Process) -> Vec<(Site, Judgement)> {
+    pub(super) fn give_to(
+        &mut self,
+        process: &mut Process,
+        config: &VerdictConfig,
+    ) -> Vec<(Site, Judgement)> {
         self.index.clear();
         self.rows.sort_by(|a, b| {
             let size = |row: &Row| (row.site.live_bytes, row.site.allocated_bytes, row.site.id);
@@ -86,18 +91,13 @@ impl Rows {
         });
         let mut news = Vec::new();
         for row in self.rows.drain(..) {
-            let own = row.site.note == Some(OWN_PROBES);
-            if row.current && !own && is_news(row.judgement.verdict) {
+            if row.is_news(config) {
                 news.push((row.site.clone(), row.judgement));
             }
             process.sites.push(row.site);
         }
         news
     }
-}
-
-fn is_news(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Leak | Verdict::Orphaned | Verdict::Growing | Verdict::Unreliable)
 }
 
 impl Row {
@@ -133,8 +133,22 @@ impl Row {
             },
             judgement,
             current: part.current,
+            domain: part.domain,
             judged_bytes: part.live.bytes,
         }
+    }
+
+    fn is_news(&self, config: &VerdictConfig) -> bool {
+        let Judgement { verdict, confidence, .. } = self.judgement;
+        let own = self.site.note == Some(OWN_PROBES);
+        let news = matches!(
+            verdict,
+            Verdict::Leak | Verdict::Orphaned | Verdict::Growing | Verdict::Unreliable
+        );
+        self.current
+            && !own
+            && news
+            && config.reports(self.domain, verdict, confidence, self.site.id)
     }
 
     /// Adds another part of the same site. The part that holds most has the verdict.
@@ -173,3 +187,6 @@ fn larger(a: Option<f64>, b: Option<f64>) -> Option<f64> {
         (a, b) => a.or(b),
     }
 }
+
+#[cfg(test)]
+mod tests;

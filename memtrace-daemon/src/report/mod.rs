@@ -16,6 +16,7 @@ pub mod svg;
 pub mod table;
 pub mod text;
 pub mod tree;
+pub mod words;
 
 use std::fmt;
 use std::io::{self, Write};

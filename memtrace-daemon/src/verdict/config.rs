@@ -1,7 +1,13 @@
-//! The numbers of the verdict, as the configuration file has them. All times are counted in
-//! windows, so that one number makes everything faster or slower.
+//! The numbers of the verdict, as the configuration file has them, and which verdicts are news.
+//! All times are counted in windows, so that one number makes everything faster or slower.
 
-use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_common::Domain;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::snapshot::Verdict;
 
 /// When growth is worth a word, and which word.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -36,6 +42,27 @@ pub struct VerdictConfig {
     pub straight: [f64; 2],
     /// Share of events lost while a site was watched that makes its verdict `unreliable`, 0 to 1.
     pub loss_share: f64,
+    /// A `leak` or `growing` that is less sure than this is no finding, 0 to 1; its row keeps the
+    /// verdict.
+    pub confidence_to_report: f64,
+    /// Sites whose findings are known, and no news.
+    #[serde(deserialize_with = "sites", serialize_with = "put_sites")]
+    pub known_sites: BTreeSet<u64>,
+    /// What is otherwise in single domains.
+    #[serde(rename = "domain", deserialize_with = "domains", serialize_with = "put_domains")]
+    pub domains: BTreeMap<Domain, DomainConfig>,
+}
+
+/// What is otherwise in one domain; `None`: as everywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DomainConfig {
+    /// For [`VerdictConfig::min_age_seconds`].
+    pub min_age_seconds: Option<f64>,
+    /// For [`VerdictConfig::min_bytes`].
+    pub min_bytes: Option<u64>,
+    /// For [`VerdictConfig::confidence_to_report`].
+    pub confidence_to_report: Option<f64>,
 }
 
 impl Default for VerdictConfig {
@@ -52,6 +79,9 @@ impl Default for VerdictConfig {
             trend_p: 0.001,
             straight: [0.92, 0.8],
             loss_share: 0.05,
+            confidence_to_report: 0.0,
+            known_sites: BTreeSet::new(),
+            domains: BTreeMap::new(),
         }
     }
 }
@@ -73,9 +103,150 @@ impl VerdictConfig {
     pub(super) fn min_growth(&self) -> f64 {
         self.min_bytes as f64 / 4.0
     }
+
+    /// Age at which a site of this domain is judged, ns.
+    #[must_use]
+    pub fn min_age_ns_of(&self, domain: Domain) -> u64 {
+        nanoseconds(self.of(domain).min_age_seconds.unwrap_or(self.min_age_seconds))
+    }
+
+    /// Sites of this domain that are smaller are not judged, bytes.
+    #[must_use]
+    pub fn min_bytes_of(&self, domain: Domain) -> u64 {
+        self.of(domain).min_bytes.unwrap_or(self.min_bytes)
+    }
+
+    /// How sure a `leak` or `growing` of this domain must be to be a finding, 0 to 1.
+    #[must_use]
+    pub fn confidence_to_report_of(&self, domain: Domain) -> f64 {
+        self.of(domain).confidence_to_report.unwrap_or(self.confidence_to_report)
+    }
+
+    /// Whether what is said about growth is a finding: it is not where it is known or not sure
+    /// enough. Which verdicts are news at all is not decided here.
+    #[must_use]
+    pub fn reports(
+        &self,
+        domain: Domain,
+        verdict: Verdict,
+        confidence: Option<f64>,
+        site: Option<u64>,
+    ) -> bool {
+        if site.is_some_and(|site| self.known_sites.contains(&site)) {
+            return false;
+        }
+        // The others are no guess about growth: they say what was seen, or that too little was.
+        let guess = matches!(verdict, Verdict::Leak | Verdict::Growing);
+        !guess || confidence.is_none_or(|sure| sure >= self.confidence_to_report_of(domain))
+    }
+
+    /// These numbers as they are in one domain.
+    #[must_use]
+    pub fn within(&self, domain: Domain) -> Self {
+        Self {
+            min_bytes: self.min_bytes_of(domain),
+            min_age_seconds: self.of(domain).min_age_seconds.unwrap_or(self.min_age_seconds),
+            ..self.clone()
+        }
+    }
+
+    fn of(&self, domain: Domain) -> DomainConfig {
+        self.domains.get(&domain).copied().unwrap_or_default()
+    }
 }
 
 fn nanoseconds(seconds: f64) -> u64 {
     // `as` saturates: a negative or huge number of seconds is 0 or for ever.
     (seconds * 1e9) as u64
+}
+
+fn sites<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<u64>, D::Error> {
+    let ids = Vec::<String>::deserialize(deserializer)?;
+    let read = |id: &String| {
+        u64::from_str_radix(id, 16).map_err(|error| D::Error::custom(format!("`{id}`: {error}")))
+    };
+    ids.iter().map(read).collect()
+}
+
+fn put_sites<S: Serializer>(sites: &BTreeSet<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(sites.iter().map(|site| format!("{site:016x}")))
+}
+
+fn put_domains<S: Serializer>(
+    domains: &BTreeMap<Domain, DomainConfig>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(domains.iter().map(|(domain, config)| (domain.name(), config)))
+}
+
+fn domains<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<Domain, DomainConfig>, D::Error> {
+    let named = BTreeMap::<String, DomainConfig>::deserialize(deserializer)?;
+    let read = |(name, config): (String, DomainConfig)| {
+        let domain = Domain::from_name(&name);
+        Ok((domain.ok_or_else(|| D::Error::custom(format!("no domain `{name}`")))?, config))
+    };
+    named.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> VerdictConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_domain_has_its_own_numbers_or_everybodys() {
+        let config = read(
+            "min_bytes = 5\nmin_age_seconds = 2.0\nconfidence_to_report = 0.5\n\
+             domain.cuda = { min_bytes = 7, confidence_to_report = 0.9 }\n\
+             domain.kernel = { min_age_seconds = 3.0 }",
+        );
+        let of = |domain| {
+            let age_ns = config.min_age_ns_of(domain);
+            (config.min_bytes_of(domain), age_ns, config.confidence_to_report_of(domain))
+        };
+        assert_eq!(of(Domain::Cuda), (7, 2_000_000_000, 0.9));
+        assert_eq!(of(Domain::Kernel), (5, 3_000_000_000, 0.5));
+        assert_eq!(of(Domain::Pinned), (5, 2_000_000_000, 0.5));
+    }
+
+    #[test]
+    fn what_is_known_or_unsure_is_no_finding() {
+        let config = read(
+            "confidence_to_report = 0.5\nknown_sites = ['0000000000000abc']\n\
+             domain.cuda = { confidence_to_report = 0.9 }",
+        );
+        for (domain, verdict, confidence, site, expected) in [
+            (Domain::Kernel, Verdict::Leak, Some(0.5), None, true),
+            (Domain::Kernel, Verdict::Growing, Some(0.49), Some(1), false),
+            (Domain::Cuda, Verdict::Leak, Some(0.89), Some(1), false),
+            (Domain::Cuda, Verdict::Leak, Some(0.9), Some(1), true),
+            (Domain::Cuda, Verdict::Leak, Some(0.9), Some(0xabc), false),
+            (Domain::Cuda, Verdict::Orphaned, Some(0.1), None, true),
+            (Domain::Cuda, Verdict::Unreliable, None, Some(1), true),
+            (Domain::Cuda, Verdict::Unreliable, None, Some(0xabc), false),
+            (Domain::Cuda, Verdict::Growing, None, None, true),
+        ] {
+            let said = config.reports(domain, verdict, confidence, site);
+            assert_eq!(said, expected, "{domain:?} {verdict:?} {confidence:?} {site:x?}");
+        }
+        let default = VerdictConfig::default();
+        assert!(default.reports(Domain::Cuda, Verdict::Growing, Some(0.0), Some(0xabc)));
+    }
+
+    #[test]
+    fn no_site_and_no_domain_are_refused() {
+        for (text, expected) in [
+            ("known_sites = ['xyz']", "`xyz`"),
+            ("domain.gpu = {}", "no domain `gpu`"),
+            ("domain.cuda = { window_seconds = 1.0 }", "unknown field `window_seconds`"),
+        ] {
+            let error = toml::from_str::<VerdictConfig>(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text} gave: {error}");
+        }
+    }
 }

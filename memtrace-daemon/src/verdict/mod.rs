@@ -24,10 +24,10 @@ mod trend;
 mod weigh;
 mod words;
 
-pub use config::VerdictConfig;
+pub use config::{DomainConfig, VerdictConfig};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
-pub use rule::{Rule, Subject};
+pub use rule::{EachRow, Rule, Subject};
 
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, BuildHasherDefault};
@@ -49,6 +49,8 @@ const WATCH_SHARE: u64 = 4;
 #[derive(Debug)]
 pub struct Verdicts {
     config: VerdictConfig,
+    /// The same as it is in single domains, where anything is otherwise there.
+    within: FxHashMap<Domain, VerdictConfig>,
     subjects: FxHashMap<Subject, History>,
     sums: Sums,
     surroundings: Surroundings,
@@ -64,7 +66,9 @@ impl Verdicts {
     /// No history yet.
     #[must_use]
     pub fn new(config: VerdictConfig) -> Self {
+        let domains: Vec<Domain> = config.domains.keys().copied().collect();
         Self {
+            within: domains.into_iter().map(|domain| (domain, config.within(domain))).collect(),
             config,
             subjects: FxHashMap::default(),
             sums: Sums::default(),
@@ -85,7 +89,8 @@ impl Verdicts {
 
     fn judge_subject(&self, subject: &Subject, row: &RowFacts<'_>) -> Judgement {
         let history = self.subjects.get(subject);
-        judge::judge(&self.config, &self.surroundings, subject, history, row)
+        let config = self.within.get(&judge::domain(subject)).unwrap_or(&self.config);
+        judge::judge(config, &self.surroundings, subject, history, row)
     }
 
     /// What is to be said about all sites of a process in a domain; `None` where they are few
@@ -156,8 +161,9 @@ impl Verdicts {
         cohorts: Option<(&Cohorts, u32)>,
         frozen: bool,
     ) {
-        let Self { config, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
+        let Self { config, within, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
         let domain = judge::domain(&subject);
+        let config = within.get(&domain).unwrap_or(config);
         let history = match subjects.entry(subject) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(_) if frozen || look.live.bytes < config.min_bytes / WATCH_SHARE => {
@@ -206,10 +212,11 @@ impl Verdicts {
     }
 
     fn end_window(&mut self, now_ns: u64) {
-        let Self { config, subjects, sums, round, .. } = self;
+        let Self { config, within, subjects, sums, round, .. } = self;
         sums.end_window(*round);
-        let watch_bytes = config.min_bytes / WATCH_SHARE;
-        subjects.retain(|_, history| {
+        subjects.retain(|subject, history| {
+            let config = within.get(&judge::domain(subject)).unwrap_or(config);
+            let watch_bytes = config.min_bytes / WATCH_SHARE;
             if history.round != *round {
                 return false;
             }
@@ -225,7 +232,7 @@ impl Rule for Verdicts {
         &mut self,
         now_ns: u64,
         surroundings: Surroundings,
-        rows: &mut dyn FnMut(&mut dyn FnMut(&RowSample<'_>)),
+        rows: &mut dyn FnMut(&mut EachRow<'_>),
     ) {
         self.surroundings = surroundings;
         self.round += 1;

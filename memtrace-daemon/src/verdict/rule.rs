@@ -18,6 +18,9 @@ pub enum Subject {
     Service(FoldedKey, Domain),
 }
 
+/// Is called with a sample of each row that there is.
+pub type EachRow<'a> = dyn FnMut(&RowSample<'_>) + 'a;
+
 /// A rule: looks at the books once a second, and says what it makes of them.
 pub trait Rule {
     /// Takes one look. `rows` calls back with a sample of each row that there is.
@@ -25,7 +28,7 @@ pub trait Rule {
         &mut self,
         now_ns: u64,
         surroundings: Surroundings,
-        rows: &mut dyn FnMut(&mut dyn FnMut(&RowSample<'_>)),
+        rows: &mut dyn FnMut(&mut EachRow<'_>),
     );
 
     /// What is said now, about everything that anything is said about.

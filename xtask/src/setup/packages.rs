@@ -26,7 +26,7 @@ const fn package(
     Package { name, program, purpose, why }
 }
 
-const PACKAGES: [Package; 17] = [
+const PACKAGES: [Package; 18] = [
     package(Purpose::Build, "gcc", Some("gcc"), "linking, and the programs that tests trace"),
     package(Purpose::Build, "libc6-dev", None, "the same"),
     package(Purpose::Test, "prometheus", Some("promtool"), "checking and scraping /metrics"),
@@ -43,6 +43,7 @@ const PACKAGES: [Package; 17] = [
     package(Purpose::Test, "golang-github-google-pprof-dev", None, "the same"),
     package(Purpose::Test, "chromium", Some("chromium"), "opening flame graphs"),
     package(Purpose::Test, "fonts-dejavu-core", None, "the same"),
+    package(Purpose::Test, "tmux", Some("tmux"), "a terminal to look at and type into"),
     package(Purpose::Bench, "bpftrace", Some("bpftrace"), "what memtrace is measured beside"),
 ];
 

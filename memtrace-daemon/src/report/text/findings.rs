@@ -6,7 +6,8 @@ use super::{Page, called, indented, more, stack};
 use crate::human;
 use crate::report::escape::escape;
 use crate::report::table::{Align, Table};
-use crate::snapshot::{Evidence, Finding, Process, Site, Snapshot, Verdict};
+use crate::report::words;
+use crate::snapshot::{Evidence, Finding, Process, Site, Snapshot};
 
 /// More findings than this are one cause seen many times; the dump has them all.
 const SHOWN: usize = 20;
@@ -89,11 +90,6 @@ impl<'a> Shown<'a> {
 
     fn cells(&self) -> [String; 8] {
         let finding = self.finding;
-        let pid = match finding.processes.as_slice() {
-            [] => "–".into(),
-            [pid] => pid.to_string(),
-            [pid, others @ ..] => format!("{pid} +{}", others.len()),
-        };
         let name = match (finding.level, self.process) {
             ("host", _) => "the host".into(),
             ("service", _) | (_, None) => escape(&finding.comm).into_owned(),
@@ -102,16 +98,13 @@ impl<'a> Shown<'a> {
         [
             finding.verdict.name().to_uppercase(),
             name,
-            pid,
+            words::pids(&finding.processes),
             finding.domain.into(),
             human::bytes(self.live),
             self.growth.map_or_else(|| "?".into(), human::growth),
-            finding.exhaustion.as_ref().map_or_else(
-                || undecided(finding.verdict).into(),
-                |end| {
-                    let of = end.of.rsplit('/').next().unwrap_or(&end.of);
-                    format!("{} ({})", human::duration(end.seconds), escape(of))
-                },
+            words::exhausted_in(
+                finding.exhaustion.as_ref().map(|end| (end.seconds, end.of.as_str())),
+                finding.verdict.name(),
             ),
             finding.confidence.map_or_else(|| "?".into(), |sure| format!("{sure:.2}")),
         ]
@@ -148,34 +141,12 @@ impl<'a> Shown<'a> {
         let live: u64 = self.rows.iter().map(|site| site.live_count).sum();
         let all: u64 = self.rows.iter().map(|site| site.allocations).sum();
         let oldest = self.rows.iter().filter_map(|site| site.oldest_age_seconds).reduce(f64::max);
-        (all > 0).then(|| {
-            let oldest = oldest.map(|age| format!(", the oldest for {}", human::duration(age)));
-            format!(
-                "keeps {} of {}{}",
-                human::count(live),
-                human::counted(all, "allocation"),
-                oldest.unwrap_or_default()
-            )
-        })
-    }
-}
-
-/// What stands where a time to exhaustion would.
-fn undecided(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Growing | Verdict::Warming | Verdict::Unreliable => "undecided",
-        _ => "–",
+        words::kept(live, all, oldest)
     }
 }
 
 fn floors(evidence: &Evidence) -> Option<String> {
     let (first, last) = (evidence.floor_first_bytes?, evidence.floor_last_bytes?);
-    Some(format!(
-        "floor {} → {} over {} of {}, {} rising",
-        human::bytes(first),
-        human::bytes(last),
-        human::counted(u64::from(evidence.windows), "window"),
-        human::duration(evidence.window_seconds),
-        evidence.rising_windows,
-    ))
+    let Evidence { windows, window_seconds, rising_windows, .. } = *evidence;
+    Some(words::floors(first, last, windows, window_seconds, rising_windows))
 }

@@ -15,6 +15,7 @@ pub use foot::loss_lines;
 pub(in crate::report) use foot::{meaning, sampling, subject};
 
 use super::escape::{columns, escape, wrap};
+use super::words;
 use crate::human;
 use crate::snapshot::{Process, Snapshot};
 
@@ -91,23 +92,9 @@ fn title(snapshot: &Snapshot) -> String {
     )
 }
 
-/// A whole command line can be megabytes; so much of it is enough to know it by.
-const WIDEST_COMMAND: usize = 72;
-
-/// What a person calls a process: its command line without the directory, else its name.
+/// What a person calls a process.
 fn called(process: &Process) -> String {
-    let line = process.cmdline.as_deref().map(str::trim).filter(|line| !line.is_empty());
-    let name = match line {
-        Some(line) => {
-            let (program, arguments) = line.split_once(' ').unwrap_or((line, ""));
-            let program = program.rsplit('/').next().unwrap_or(program);
-            format!("{program} {arguments}")
-        }
-        None => process.comm.clone(),
-    };
-    let name = escape(name.trim_end()).into_owned();
-    let name = super::escape::fit(&name, WIDEST_COMMAND).into_owned();
-    if process.ended { format!("{name} (ended)") } else { name }
+    words::process(process.cmdline.as_deref(), &process.comm, process.ended)
 }
 
 /// The rest of a list that is not shown.

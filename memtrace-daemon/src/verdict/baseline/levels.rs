@@ -13,7 +13,7 @@ pub(super) const WINDOW_NS: u64 = 10_000_000_000;
 pub(super) const MIN_BYTES: u64 = 1 << 20;
 
 /// Where rows are: called with a sample of each.
-pub(super) type Rows<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&RowSample<'_>));
+pub(super) type Rows<'a> = &'a mut dyn FnMut(&mut EachRow<'_>);
 
 /// The state of one rule for everything that it watches.
 #[derive(Debug)]
