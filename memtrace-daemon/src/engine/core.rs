@@ -148,7 +148,7 @@ const fn is_news(record: &Record) -> bool {
         Record::Tick { .. } => false,
         Record::Observation { observation, .. } => !matches!(
             observation,
-            Observation::Slab { .. } | Observation::Memory { .. } | Observation::Device { .. }
+            Observation::Memory(_) | Observation::ProcessMemory(_) | Observation::Device { .. }
         ),
         _ => true,
     }

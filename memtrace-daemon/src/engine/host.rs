@@ -14,6 +14,7 @@ const WORTH_EXPLAINING: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct HostFacts {
     slab: Option<Gauge>,
+    unreclaimable: Option<Gauge>,
     pub(super) available_bytes: Option<u64>,
     pub(super) devices: BTreeMap<u32, Device>,
     loss: Vec<LossCounter>,
@@ -60,12 +61,14 @@ impl HostFacts {
     ) {
         let live = |domain| terms().get(&domain).map_or(0, |terms| terms.live.bytes);
         match observation {
-            Observation::Slab { slab_bytes: now, unreclaimable_bytes: _ } => {
-                let new = || Gauge { first: *now, now: *now, traced_first: live(Domain::Kernel) };
-                self.slab.get_or_insert_with(new).now = *now;
-            }
-            Observation::Memory { total_bytes: _, available_bytes } => {
-                self.available_bytes = Some(*available_bytes);
+            Observation::Memory(memory) => {
+                let note = |gauge: &mut Option<Gauge>, now: u64| {
+                    let new = || Gauge { first: now, now, traced_first: live(Domain::Kernel) };
+                    gauge.get_or_insert_with(new).now = now;
+                };
+                note(&mut self.slab, memory.slab_bytes);
+                note(&mut self.unreclaimable, memory.unreclaimable_bytes);
+                self.available_bytes = Some(memory.available_bytes);
             }
             Observation::Device { index, total_bytes, used_bytes: now, processes } => {
                 let new = || Device {
@@ -79,7 +82,10 @@ impl HostFacts {
             }
             Observation::Loss(counters) => self.loss.clone_from(counters),
             Observation::Coverage(rows) => self.coverage.clone_from(rows),
-            Observation::ProcessFacts { .. } | Observation::LiveIds { .. } => {}
+            Observation::ProcessFacts { .. }
+            | Observation::ProcessMemory(_)
+            | Observation::UnusedShared(_)
+            | Observation::LiveIds { .. } => {}
         }
     }
 
@@ -129,8 +135,10 @@ impl HostFacts {
             let traced = live(domain).saturating_sub(traced_first);
             (observed >= WORTH_EXPLAINING).then(|| (domain.name(), traced as f64 / observed as f64))
         };
-        let kernel =
-            self.slab.and_then(|slab| ratio(slab.traced_first, slab.growth(), Domain::Kernel));
+        // What leaks cannot be reclaimed; reclaimable caches come and go by themselves, and what
+        // is traced of them would explain growth that it has no part in.
+        let slab = self.unreclaimable.or(self.slab);
+        let kernel = slab.and_then(|slab| ratio(slab.traced_first, slab.growth(), Domain::Kernel));
         let observed = self.devices.values().map(|device| device.used.growth()).sum();
         let first = self.devices.values().map(|device| device.used.traced_first).min();
         let cuda = first.and_then(|first| ratio(first, observed, Domain::Cuda));
