@@ -8,6 +8,7 @@ mod core;
 mod finding;
 mod host;
 mod kernel_rows;
+mod measured;
 mod picture;
 pub mod policy;
 mod row;
@@ -23,3 +24,4 @@ mod tests;
 mod todo;
 
 pub use core::{Core, CoreConfig, Setting};
+pub use measured::Wanted;

@@ -11,7 +11,7 @@ use super::kernel_rows;
 use super::row::Rows;
 use crate::catalog;
 use crate::ledger::{Folded, FoldedKey, ProcessBooks, of_account, of_totals, text};
-use crate::snapshot::{Baseline, Finding, Process, Runtime, Snapshot, Terms};
+use crate::snapshot::{Baseline, Finding, Measured, Process, Runtime, Snapshot, Terms};
 
 /// Paints everything.
 pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
@@ -33,6 +33,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         }
     }
     let mut findings = painter.findings;
+    findings.extend(core.measured_findings(now_ns, setting));
     finding::worst_first(&mut findings);
     Snapshot {
         schema: 1,
@@ -124,6 +125,7 @@ impl Painter<'_> {
                 rss_bytes: facts.rss_bytes,
                 device_bytes: facts.device_bytes,
             },
+            measured: self.core.latest(process),
             domains: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -195,6 +197,7 @@ fn nobody(comm: String) -> Process {
         ended: false,
         ended_at: None,
         baseline: Baseline::default(),
+        measured: Measured::default(),
         domains: BTreeMap::new(),
         sites: Vec::new(),
     }
@@ -216,7 +219,7 @@ fn runtime(core: &Core, host_terms: &BTreeMap<Domain, Terms>) -> Runtime {
     Runtime {
         records: core.record_counts(),
         probes,
-        explained: core.host.explained(host_terms),
+        explained: core.host.explained(host_terms, core.config.named_caches),
         devices: core
             .host
             .devices

@@ -51,7 +51,9 @@ fn parse(meminfo: &str) -> Option<HostMemory> {
         vmalloc_bytes: rows.or_zero("VmallocUsed"),
         page_table_bytes: rows.or_zero("PageTables") + rows.or_zero("SecPageTables"),
         per_cpu_bytes: rows.or_zero("Percpu"),
-        other_bytes: rows.or_zero("Bounce") + rows.or_zero("Zswap") + rows.or_zero("Balloon")
+        other_bytes: rows.or_zero("Bounce")
+            + rows.or_zero("Zswap")
+            + rows.or_zero("Balloon")
             + no_slab,
         huge_pool_bytes: rows.or_zero("Hugetlb"),
         huge_free_bytes: free_pages.saturating_mul(rows.or_zero("Hugepagesize")),
@@ -110,8 +112,17 @@ Hugetlb:           65536 kB
         assert_eq!((memory.huge_pool_bytes, memory.huge_free_bytes), (64 << 20, 60 << 20));
         assert_eq!(memory.ownerless_bytes(), None, "the lists of the CPUs were not looked at");
         let looked = HostMemory { page_lists_bytes: Some(50 << 20), ..memory };
-        let owned = 1_430_932 + 51_200 + 42_184 + 22_317_564 + 16_360 + 795_036 + 5_684 + 1_552
-            + 712 + 8 + 4_096;
+        let owned = 1_430_932
+            + 51_200
+            + 42_184
+            + 22_317_564
+            + 16_360
+            + 795_036
+            + 5_684
+            + 1_552
+            + 712
+            + 8
+            + 4_096;
         assert_eq!(looked.ownerless_bytes(), Some((24_684_092 - owned) << 10));
         assert_eq!(parse("MemTotal: 1 kB\n"), None);
     }

@@ -7,8 +7,11 @@
 
 mod config;
 mod history;
+mod host;
 mod judge;
 mod level;
+mod measured;
+mod memory;
 mod rule;
 mod series;
 #[cfg(test)]
@@ -16,8 +19,11 @@ mod tests;
 mod words;
 
 pub use config::VerdictConfig;
+pub use host::{Ended, HostBooks, HostLevels};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
+pub use measured::Said;
+pub use memory::{Booked, ParentBooks, ProcessLevels};
 pub use rule::{Rule, Subject};
 
 use rustc_hash::FxHashMap;
