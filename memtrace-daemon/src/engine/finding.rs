@@ -16,7 +16,6 @@ pub(super) fn of_site(
 ) -> Finding {
     let exhaustion = site
         .growth_bytes_per_second
-        .filter(|growth| *growth > 0.0)
         .and_then(|growth| exhaustion(host, site.domain, process.pid, growth));
     let function = site.frames.get(site.frames.own()).and_then(Frame::title);
     Finding {
@@ -26,10 +25,24 @@ pub(super) fn of_site(
         comm: process.comm.clone(),
         site: site.id,
         function,
+        exhaustion,
+        ..of_judgement(setting, judgement)
+    }
+}
+
+/// A judgement as a finding about nobody yet.
+pub(super) fn of_judgement(setting: &Setting, judgement: Judgement) -> Finding {
+    Finding {
+        level: "",
+        domain: "",
+        processes: Vec::new(),
+        comm: String::new(),
+        site: None,
+        function: None,
         verdict: judgement.verdict,
         confidence: judgement.confidence,
         since: setting.anchor.wall_of_monotonic(judgement.since_ns),
-        exhaustion,
+        exhaustion: None,
         evidence: judgement.evidence,
         decided_by: judgement.decided_by,
     }
@@ -45,8 +58,8 @@ pub(super) fn of_measured(
     let Said { serial: _, domain, judgement } = said;
     let pid = process.map_or(0, ProcessBooks::pid);
     // Address space is not memory that runs out.
-    let growth = judgement.growth_bytes_per_second.filter(|growth| *growth > 0.0);
-    let exhaustion = growth
+    let exhaustion = judgement
+        .growth_bytes_per_second
         .filter(|_| domain != "mmap")
         .and_then(|growth| exhaustion(host, domain, pid, growth));
     Finding {
@@ -57,24 +70,21 @@ pub(super) fn of_measured(
             .and_then(|process| process.entry)
             .map(|entry| text(&entry.comm))
             .unwrap_or_default(),
-        site: None,
-        function: None,
-        verdict: judgement.verdict,
-        confidence: judgement.confidence,
-        since: setting.anchor.wall_of_monotonic(judgement.since_ns),
         exhaustion,
-        evidence: judgement.evidence,
-        decided_by: judgement.decided_by,
+        ..of_judgement(setting, judgement)
     }
 }
 
-/// What memory of a domain runs out of first, and when.
-fn exhaustion(
+/// What memory of a domain runs out of first, and when; `None` where it does not grow.
+pub(super) fn exhaustion(
     host: &HostFacts,
     domain: &'static str,
     pid: u32,
     growth_bytes_per_second: f64,
 ) -> Option<Exhaustion> {
+    if growth_bytes_per_second <= 0.0 {
+        return None;
+    }
     let of_host = || Some((host.available_bytes?, "host".to_owned()));
     let of_cgroup = || {
         let limit = host.limits.get(&pid)?;

@@ -8,6 +8,7 @@ mod core;
 mod finding;
 mod host;
 mod kernel_rows;
+mod levels;
 mod measured;
 mod picture;
 pub mod policy;

@@ -6,8 +6,9 @@
 
 use std::collections::VecDeque;
 
-use super::measured::{Rise, Said, bytes, growth};
+use super::measured::{Rise, Said, growth};
 use super::{Judgement, VerdictConfig};
+use crate::human::bytes;
 use crate::record::{HostMemory, UnusedShared};
 use crate::snapshot::{Evidence, Verdict};
 

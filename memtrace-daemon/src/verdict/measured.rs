@@ -61,14 +61,3 @@ impl Rise {
         self.level.as_ref().map_or_else(Evidence::default, |level| level.evidence(config, now_ns))
     }
 }
-
-/// A number of bytes, as words have it.
-pub(super) fn bytes(bytes: u64) -> String {
-    let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    let unit = units.into_iter().find(|(_, size)| bytes >= *size);
-    // One digit behind the point is all that is shown.
-    unit.map_or_else(
-        || format!("{bytes} bytes"),
-        |(name, size)| format!("{:.1} {name}", bytes as f64 / size as f64),
-    )
-}

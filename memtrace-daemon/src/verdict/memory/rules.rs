@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::super::VerdictConfig;
-use super::super::measured::bytes;
 use super::process::{About, Measured, Moment, resident, unused};
 use super::{Booked, ParentBooks};
+use crate::human::bytes;
 
 /// Address space that grows is not worth a word below this where threads do not explain it, bytes.
 const UNUSED_BYTES: u64 = 1 << 30;
@@ -194,7 +194,7 @@ impl Measured {
             format!("it holds {} of device memory and makes no calls", bytes(booked.device_bytes)),
         ];
         if let Some(nvml_bytes) = booked.nvml_bytes {
-            words.push(format!("NVML sees {} of it", bytes(nvml_bytes)));
+            words.push(format!("NVML counts {} of it", bytes(nvml_bytes)));
         }
         Some((About::Orphan, words))
     }
