@@ -4,6 +4,9 @@
 //! Memory without an owner is what is left when everything that the kernel counts is taken off.
 //! Pages that a driver took for a process that runs are in it too, so it never says `leak`.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use super::measured::{Rise, Said, growth};
