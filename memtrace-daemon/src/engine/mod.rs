@@ -10,6 +10,8 @@ mod host;
 mod kernel_rows;
 mod levels;
 mod measured;
+#[cfg(test)]
+mod measured_rules;
 mod picture;
 pub mod policy;
 mod row;

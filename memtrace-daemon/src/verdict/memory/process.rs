@@ -84,6 +84,10 @@ impl Measured {
         // Looked at now and then only.
         now.memory.huge_bytes = now.memory.huge_bytes.or(before.memory.huge_bytes);
         now.memory.brk_bytes = now.memory.brk_bytes.or(before.memory.brk_bytes);
+        // Its books are not kept for ever after its end.
+        if before.booked.parent.as_ref().is_some_and(|parent| parent.ended_ns.is_some()) {
+            now.booked.parent = before.booked.parent;
+        }
         if now.booked.calls != before.booked.calls {
             self.called_ns = now.ns;
         }

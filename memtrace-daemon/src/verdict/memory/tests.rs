@@ -310,6 +310,10 @@ fn a38_a_worker_whose_parent_was_killed_is_orphaned() {
     let words = world.one(Verdict::Orphaned, "cuda");
     assert!(words.contains("its parent python3 (pid 50) ended"), "{words}");
     assert!(words.contains("300 MiB") && words.contains("412 MiB"), "{words}");
+    // The parent's books are not kept for ever.
+    world.booked.parent = None;
+    world.windows(2, |_| {});
+    world.one(Verdict::Orphaned, "cuda");
     // It was only slow.
     world.windows(1, |world| world.booked.calls += 1);
     world.windows(1, |_| {});
