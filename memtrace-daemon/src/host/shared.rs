@@ -10,6 +10,7 @@ use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use super::rows::Rows;
 use crate::expendable::Worker;
 use crate::record::{Observation, UnusedShared};
 
@@ -79,7 +80,7 @@ fn unused(mut all: Vec<Piece>, before: &HashSet<Object>) -> UnusedShared {
     if files {
         used.look();
     }
-    unused.uncertain = used.uncertain;
+    (unused.unseen, unused.unseen_bytes) = (used.unseen, used.unseen_bytes);
     all.retain(|piece| !used.has(piece));
     all.sort_by_key(|piece| std::cmp::Reverse(piece.bytes));
     for piece in &all {
@@ -142,7 +143,8 @@ fn unattached(table: &str, runs: impl Fn(u64) -> bool) -> Vec<Piece> {
 #[derive(Default)]
 struct Used {
     names: HashSet<PathBuf>,
-    uncertain: bool,
+    unseen: u64,
+    unseen_bytes: u64,
 }
 
 impl Used {
@@ -151,29 +153,31 @@ impl Used {
     }
 
     fn look(&mut self) {
-        let Ok(processes) = std::fs::read_dir("/proc") else {
-            self.uncertain = true;
-            return;
-        };
-        for process in processes.flatten() {
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let name = process.file_name();
             if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
                 continue;
             }
-            let looked = self.opened(&process.path()).and_then(|()| self.mapped(&process.path()));
-            if let Err(error) = looked {
-                // Who has ended meanwhile uses nothing.
-                let ended = error.kind() == ErrorKind::NotFound
-                    || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
-                self.uncertain |= !ended;
+            let path = process.path();
+            let looked = [self.opened(&path), self.mapped(&path)];
+            // Who has ended meanwhile uses nothing.
+            if looked.into_iter().any(|looked| looked.is_err_and(|error| !ended(&error))) {
+                self.unseen += 1;
+                let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
+                let bytes = Rows::new(&status).or_zero("RssShmem");
+                self.unseen_bytes = self.unseen_bytes.saturating_add(bytes);
             }
         }
     }
 
     fn opened(&mut self, process: &Path) -> std::io::Result<()> {
         for entry in std::fs::read_dir(process.join("fd"))?.flatten() {
-            // Closed meanwhile.
-            let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+            let target = match std::fs::read_link(entry.path()) {
+                Ok(target) => target,
+                // Closed meanwhile.
+                Err(error) if ended(&error) => continue,
+                Err(error) => return Err(error),
+            };
             if target.starts_with(DIRECTORY) {
                 self.names.insert(target);
             }
@@ -194,6 +198,12 @@ impl Used {
         }
         Ok(())
     }
+}
+
+/// Whether what was to be read is not there any more.
+fn ended(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 #[cfg(test)]

@@ -148,6 +148,8 @@ pub struct UnusedShared {
     pub new_count: u64,
     /// The largest of the new ones, by name, at most three.
     pub largest: Vec<String>,
-    /// Whether some processes could not be looked at: then what is called unused may not be.
-    pub uncertain: bool,
+    /// Processes that could not be looked at, and may use some of it.
+    pub unseen: u64,
+    /// Shared memory that these have in their page tables, bytes: they have mapped no more.
+    pub unseen_bytes: u64,
 }

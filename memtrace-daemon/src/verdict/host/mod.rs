@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::measured::{Rise, Said, growth};
 use super::{Judgement, VerdictConfig};
-use crate::human::bytes;
+use crate::human::{bytes, counted};
 use crate::record::{HostMemory, UnusedShared};
 use crate::snapshot::{Evidence, Verdict};
 
@@ -131,8 +131,8 @@ impl HostLevels {
     pub fn observe_unused(&mut self, now_ns: u64, unused: &UnusedShared) {
         let worth = self.worth_shared();
         let shared = &mut self.shared;
-        // Of a process that nobody could look at it may be.
-        let left = unused.new_bytes >= worth && !unused.uncertain;
+        // Processes that nobody could look at may use as much as they have mapped.
+        let left = unused.new_bytes.saturating_sub(unused.unseen_bytes) >= worth;
         // Somebody may be about to open what another has just made: twice is enough.
         shared.held = left && shared.since_ns.is_some();
         shared.since_ns = left.then(|| shared.since_ns.unwrap_or(now_ns));
@@ -188,14 +188,15 @@ impl HostLevels {
             return None;
         }
         let mut words = vec![format!(
-            "shared memory of ended processes: {} in {} that no process has open or mapped",
+            "shared memory of ended processes: {} in {} or segments that no process has open or mapped",
             bytes(unused.new_bytes),
-            match unused.new_count {
-                1 => "one file or segment".to_owned(),
-                count => format!("{count} files or segments"),
-            }
+            counted(unused.new_count, "file")
         )];
         words.push(format!("the largest: {}", unused.largest.join(", ")));
+        if unused.unseen > 0 {
+            let who = counted(unused.unseen, "process");
+            words.push(format!("{who} could not be looked at, and may have some of it open"));
+        }
         let risen_ns = self.shared.risen_ns.unwrap_or(since_ns);
         let meanwhile: Vec<String> = self
             .ended
@@ -213,7 +214,7 @@ impl HostLevels {
         }
         Some(Judgement {
             verdict: Verdict::Orphaned,
-            confidence: Some(0.9),
+            confidence: Some(if unused.unseen > 0 { 0.6 } else { 0.9 }),
             growth_bytes_per_second: None,
             since_ns,
             evidence: Evidence { floor_last_bytes: Some(unused.new_bytes), ..Evidence::default() },

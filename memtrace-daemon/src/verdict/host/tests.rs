@@ -164,7 +164,8 @@ fn left(bytes: u64) -> UnusedShared {
         new_bytes: bytes,
         new_count: 50,
         largest: vec!["/dev/shm/a".into(), "/dev/shm/b".into()],
-        uncertain: false,
+        unseen: 0,
+        unseen_bytes: 0,
     }
 }
 
@@ -224,10 +225,14 @@ fn a28_shared_memory_that_somebody_uses_is_silent() {
     assert!((3..=5).contains(&asked), "{asked}");
     world.silent();
     // Who cannot be looked at may use it.
-    let uncertain = UnusedShared { uncertain: true, ..left(2 * GIB) };
+    let uncertain = UnusedShared { unseen: 1, unseen_bytes: 2 * GIB, ..left(2 * GIB) };
     world.levels.observe_unused(world.now_ns, &uncertain);
     world.levels.observe_unused(world.now_ns, &uncertain);
     world.silent();
+    let few = UnusedShared { unseen: 2, unseen_bytes: GIB, ..left(2 * GIB) };
+    world.levels.observe_unused(world.now_ns, &few);
+    world.levels.observe_unused(world.now_ns, &few);
+    assert!(world.one(Verdict::Orphaned).contains("2 processes could not be looked at"));
     // What was left before memtrace is old news.
     let old = UnusedShared { new_bytes: 0, new_count: 0, ..left(2 * GIB) };
     world.levels.observe_unused(world.now_ns, &old);
