@@ -166,6 +166,7 @@ pub struct Process {
     pub cmdline: Option<String>,
     pub ended: bool,
     pub ended_at: Option<String>,
+    pub measured: Measured,
     pub domains: BTreeMap<String, ProcessTerms>,
     pub sites: Vec<Site>,
 }
@@ -200,6 +201,22 @@ impl Process {
     pub fn all(&self, domain: &str) -> Sums {
         sums(self.sites(domain))
     }
+}
+
+/// What was measured of a process beside its books; `None` is unknown.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are contract's")]
+pub struct Measured {
+    pub anonymous_bytes: Option<u64>,
+    pub swap_bytes: Option<u64>,
+    pub shared_bytes: Option<u64>,
+    pub file_bytes: Option<u64>,
+    pub anonymous_huge_bytes: Option<u64>,
+    pub virtual_bytes: Option<u64>,
+    pub threads: Option<u32>,
+    pub device_bytes: Option<u64>,
+    pub cgroup_limit_bytes: Option<u64>,
+    pub cgroup_used_bytes: Option<u64>,
 }
 
 /// Loss to one cause.
@@ -239,6 +256,7 @@ pub struct Finding {
     pub site: Option<String>,
     pub function: Option<String>,
     pub verdict: String,
+    pub decided_by: Vec<String>,
 }
 
 /// A whole dump.

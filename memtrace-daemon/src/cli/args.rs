@@ -261,10 +261,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Stop>
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Stop {
             status: 2,
-            message: "memtrace: say what to do: run, attach, daemon, dump, top, status, doctor, record \
+            message:
+                "memtrace: say what to do: run, attach, daemon, dump, top, status, doctor, record \
                       or replay; \
                       see memtrace --help"
-                .into(),
+                    .into(),
         },
         _ => Stop { status: 2, message: one_line(&error.render().to_string()) },
     })

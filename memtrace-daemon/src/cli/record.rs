@@ -17,7 +17,7 @@ use super::{
     session::{Plan, Session},
     traced::{self, PATIENCE},
 };
-use crate::{intake::recording::Writing, report::human};
+use crate::{human, intake::recording::Writing};
 
 /// How long kernel books may settle after the command's end.
 const SETTLE: Duration = Duration::from_millis(500);

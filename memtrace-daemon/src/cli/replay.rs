@@ -11,9 +11,10 @@ use jiff::Timestamp;
 use super::{args::ReplayArgs, line::one_line, output::Output, recording::Header};
 use crate::{
     engine::Core,
+    human,
     intake::recording::{Part, Recording, RecordingError},
     record::{Anchor, Record},
-    report::{self, Filter, human},
+    report::{self, Filter},
     snapshot::{Loss, Snapshot},
 };
 

@@ -9,7 +9,9 @@ use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
 use crate::record::{Anchor, Observation, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot, Verdict};
-use crate::verdict::{Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts};
+use crate::verdict::{
+    HostLevels, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts,
+};
 
 /// What the core is asked to do.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +45,8 @@ pub struct Core {
     pub(super) config: CoreConfig,
     pub(super) ledger: Ledger,
     pub(super) verdicts: Verdicts,
+    pub(super) processes: ProcessLevels,
+    pub(super) host_levels: HostLevels,
     pub(super) host: HostFacts,
     records: [u64; KINDS.len()],
     news: u64,
@@ -55,6 +59,8 @@ impl Core {
         Self {
             ledger: Ledger::new(config.ledger.clone()),
             verdicts: Verdicts::new(config.verdict.clone()),
+            processes: ProcessLevels::new(config.verdict.clone()),
+            host_levels: HostLevels::new(config.verdict.clone()),
             host: HostFacts::default(),
             records: [0; KINDS.len()],
             news: 0,
@@ -78,6 +84,7 @@ impl Core {
             Record::Tick { now_ns } => self.judge(*now_ns),
             _ => {}
         }
+        self.measure(record);
         effects
     }
 
@@ -149,7 +156,7 @@ const fn is_news(record: &Record) -> bool {
         Record::Tick { .. } => false,
         Record::Observation { observation, .. } => !matches!(
             observation,
-            Observation::Slab { .. } | Observation::Memory { .. } | Observation::Device { .. }
+            Observation::Memory(_) | Observation::ProcessMemory(_) | Observation::Device { .. }
         ),
         _ => true,
     }

@@ -2,8 +2,9 @@
 
 use super::core::Setting;
 use super::host::HostFacts;
+use crate::ledger::{ProcessBooks, text};
 use crate::snapshot::{Exhaustion, Finding, Frame, Process, Site, Verdict};
-use crate::verdict::Judgement;
+use crate::verdict::{Judgement, Said};
 
 /// A finding about one row.
 pub(super) fn of_site(
@@ -47,7 +48,34 @@ pub(super) fn of_judgement(setting: &Setting, judgement: Judgement) -> Finding {
     }
 }
 
-/// What memory of a domain runs out of, and when; `None` where it does not grow.
+/// A finding about something that was measured; `process` is `None` for the host.
+pub(super) fn of_measured(
+    host: &HostFacts,
+    setting: &Setting,
+    process: Option<&ProcessBooks>,
+    said: Said,
+) -> Finding {
+    let Said { serial: _, domain, judgement } = said;
+    let pid = process.map_or(0, ProcessBooks::pid);
+    // Address space is not memory that runs out.
+    let exhaustion = judgement
+        .growth_bytes_per_second
+        .filter(|_| domain != "mmap")
+        .and_then(|growth| exhaustion(host, domain, pid, growth));
+    Finding {
+        level: if process.is_some() { "process" } else { "host" },
+        domain,
+        processes: process.map(ProcessBooks::pid).into_iter().collect(),
+        comm: process
+            .and_then(|process| process.entry)
+            .map(|entry| text(&entry.comm))
+            .unwrap_or_default(),
+        exhaustion,
+        ..of_judgement(setting, judgement)
+    }
+}
+
+/// What memory of a domain runs out of first, and when; `None` where it does not grow.
 pub(super) fn exhaustion(
     host: &HostFacts,
     domain: &'static str,
@@ -57,18 +85,27 @@ pub(super) fn exhaustion(
     if growth_bytes_per_second <= 0.0 {
         return None;
     }
+    let of_host = || Some((host.available_bytes?, "host".to_owned()));
+    let of_cgroup = || {
+        let limit = host.limits.get(&pid)?;
+        Some((limit.available_bytes(), format!("cgroup {}", limit.cgroup)))
+    };
+    let of_device = || {
+        let on = |(_, device): &(&u32, &super::host::Device)| {
+            device.processes.iter().any(|(user, _)| *user == pid)
+        };
+        let only = || host.devices.iter().next().filter(|_| host.devices.len() == 1);
+        let (index, device) = host.devices.iter().find(on).or_else(only)?;
+        Some((device.free_bytes(), format!("cuda:{index}")))
+    };
     let (free_bytes, of) = match domain {
-        "kernel" | "pinned" | "managed" | "heap" | "mmap" => {
-            (host.available_bytes?, "host".to_owned())
+        "kernel" | "heap" | "mmap" => {
+            let both = [of_cgroup(), of_host()].into_iter().flatten();
+            both.min_by_key(|(free_bytes, _)| *free_bytes)?
         }
-        "cuda" => {
-            let on = |(_, device): &(&u32, &super::host::Device)| {
-                device.processes.iter().any(|(user, _)| *user == pid)
-            };
-            let only = || host.devices.iter().next().filter(|_| host.devices.len() == 1);
-            let (index, device) = host.devices.iter().find(on).or_else(only)?;
-            (device.free_bytes(), format!("cuda:{index}"))
-        }
+        // A driver takes these pages, on nobody's account.
+        "pinned" | "managed" | "host" => of_host()?,
+        "cuda" => of_device()?,
         _ => return None,
     };
     Some(Exhaustion { seconds: free_bytes as f64 / growth_bytes_per_second, of })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_common::{Domain, LossCause, LossCounter};
 
-use crate::record::Observation;
+use crate::record::{CgroupLimit, Observation};
 use crate::snapshot::{CoverageRow, Loss, Terms};
 
 /// Growth below this says nothing about what share of it is explained, bytes.
@@ -14,8 +14,11 @@ const WORTH_EXPLAINING: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct HostFacts {
     slab: Option<Gauge>,
+    unreclaimable: Option<Gauge>,
     pub(super) available_bytes: Option<u64>,
     pub(super) devices: BTreeMap<u32, Device>,
+    /// What limits running processes most, by thread group id.
+    pub(super) limits: BTreeMap<u32, CgroupLimit>,
     loss: Vec<LossCounter>,
     pub(super) coverage: Vec<CoverageRow>,
 }
@@ -60,12 +63,14 @@ impl HostFacts {
     ) {
         let live = |domain| terms().get(&domain).map_or(0, |terms| terms.live.bytes);
         match observation {
-            Observation::Slab { slab_bytes: now, unreclaimable_bytes: _ } => {
-                let new = || Gauge { first: *now, now: *now, traced_first: live(Domain::Kernel) };
-                self.slab.get_or_insert_with(new).now = *now;
-            }
-            Observation::Memory { total_bytes: _, available_bytes } => {
-                self.available_bytes = Some(*available_bytes);
+            Observation::Memory(memory) => {
+                let note = |gauge: &mut Option<Gauge>, now: u64| {
+                    let new = || Gauge { first: now, now, traced_first: live(Domain::Kernel) };
+                    gauge.get_or_insert_with(new).now = now;
+                };
+                note(&mut self.slab, memory.slab_bytes);
+                note(&mut self.unreclaimable, memory.unreclaimable_bytes);
+                self.available_bytes = Some(memory.available_bytes);
             }
             Observation::Device { index, total_bytes, used_bytes: now, processes } => {
                 let new = || Device {
@@ -79,7 +84,10 @@ impl HostFacts {
             }
             Observation::Loss(counters) => self.loss.clone_from(counters),
             Observation::Coverage(rows) => self.coverage.clone_from(rows),
-            Observation::ProcessFacts { .. } | Observation::LiveIds { .. } => {}
+            Observation::ProcessFacts { .. }
+            | Observation::ProcessMemory(_)
+            | Observation::UnusedShared(_)
+            | Observation::LiveIds { .. } => {}
         }
     }
 
@@ -117,6 +125,13 @@ impl HostFacts {
         LossCause::ALL.into_iter().map(row).collect()
     }
 
+    /// Device memory of a process as NVML sees it; `None` where there is no device.
+    pub(super) fn device_bytes(&self, pid: u32) -> Option<u64> {
+        let all = self.devices.values().flat_map(|device| &device.processes);
+        let own = all.filter(|(user, _)| *user == pid).map(|(_, bytes)| *bytes);
+        (!self.devices.is_empty()).then(|| own.fold(0, u64::saturating_add))
+    }
+
     /// By how much the slab has grown since it was first looked at, bytes.
     pub(super) fn slab_growth_bytes(&self) -> Option<u64> {
         self.slab.map(|slab| slab.growth())
@@ -130,14 +145,20 @@ impl HostFacts {
     }
 
     /// Traced growth over observed growth, where there is growth worth explaining.
-    pub(super) fn explained(&self, host: &BTreeMap<Domain, Terms>) -> BTreeMap<&'static str, f64> {
+    pub(super) fn explained(
+        &self,
+        host: &BTreeMap<Domain, Terms>,
+        named_caches: bool,
+    ) -> BTreeMap<&'static str, f64> {
         let live = |domain| host.get(&domain).map_or(0, |terms: &Terms| terms.live.bytes);
         let ratio = |traced_first: u64, observed: u64, domain: Domain| {
             let traced = live(domain).saturating_sub(traced_first);
             (observed >= WORTH_EXPLAINING).then(|| (domain.name(), traced as f64 / observed as f64))
         };
-        let kernel =
-            self.slab.and_then(|slab| ratio(slab.traced_first, slab.growth(), Domain::Kernel));
+        // Caches of inodes and dentries come and go by themselves: where they are not traced they
+        // are nothing that kmalloc has to explain.
+        let slab = if named_caches { self.slab } else { self.unreclaimable };
+        let kernel = slab.and_then(|slab| ratio(slab.traced_first, slab.growth(), Domain::Kernel));
         let observed = self.devices.values().map(|device| device.used.growth()).sum();
         let first = self.devices.values().map(|device| device.used.traced_first).min();
         let cuda = first.and_then(|first| ratio(first, observed, Domain::Cuda));

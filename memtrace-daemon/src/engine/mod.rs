@@ -9,6 +9,9 @@ mod finding;
 mod host;
 mod kernel_rows;
 mod levels;
+mod measured;
+#[cfg(test)]
+mod measured_rules;
 mod picture;
 pub mod policy;
 mod row;
@@ -24,3 +27,4 @@ mod tests;
 mod todo;
 
 pub use core::{Core, CoreConfig, Setting};
+pub use measured::Wanted;

@@ -12,7 +12,7 @@ use super::levels;
 use super::row::Rows;
 use crate::catalog;
 use crate::ledger::{Folded, FoldedKey, ProcessBooks, of_account, of_totals, text};
-use crate::snapshot::{Baseline, Finding, Process, Runtime, Snapshot, Terms};
+use crate::snapshot::{Baseline, Finding, Measured, Process, Runtime, Snapshot, Terms};
 
 /// Paints everything.
 pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
@@ -35,6 +35,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
     }
     let mut findings = painter.findings;
     findings.extend(levels::of_services(core, setting, now_ns));
+    findings.extend(core.measured_findings(now_ns, setting));
     finding::worst_first(&mut findings);
     Snapshot {
         schema: 1,
@@ -126,6 +127,7 @@ impl Painter<'_> {
                 rss_bytes: facts.rss_bytes,
                 device_bytes: facts.device_bytes,
             },
+            measured: self.core.latest(process),
             domains: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -203,6 +205,7 @@ fn nobody(comm: String) -> Process {
         ended: false,
         ended_at: None,
         baseline: Baseline::default(),
+        measured: Measured::default(),
         domains: BTreeMap::new(),
         sites: Vec::new(),
     }
@@ -224,7 +227,7 @@ fn runtime(core: &Core, host_terms: &BTreeMap<Domain, Terms>) -> Runtime {
     Runtime {
         records: core.record_counts(),
         probes,
-        explained: core.host.explained(host_terms),
+        explained: core.host.explained(host_terms, core.config.named_caches),
         devices: core
             .host
             .devices

@@ -224,6 +224,7 @@ impl World {
             }
             _ => self.next_space += 1,
         }
+        entry.parent_tgid = parent.map_or(0, |parent| self.processes[parent].key.tgid);
         self.processes.push(entry);
         self.send(Record::Process { time_ns: self.now_ns, entry }, fate);
         self.processes.len() - 1

@@ -21,13 +21,13 @@ use tokio::{
 };
 
 use super::{
-    Core, CoreConfig, Setting,
+    Core, CoreConfig, Setting, Wanted,
     policy::CgroupPolicy,
     todo::{Todo, report},
 };
 use crate::{
     attach::{thread::AttachThread, tracer::Tracer},
-    host::{self, Host, ProcessAsk},
+    host::{self, Host, ProcessAsk, UsageAsk},
     intake::{Bell, Item, Reader, recording::Recorder},
     record::{Anchor, Observation, RawStack, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
@@ -50,6 +50,12 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
 /// How often the ages of live kernel objects are looked up although nobody asked.
 const AGES_EVERY: Duration = Duration::from_secs(60);
+/// How often processes are measured: twice in a window of the usual length.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+/// Processes measured at a time: those that hold most, and some of the others in turn. One
+/// takes some 50 µs.
+const MEASURE_LARGEST: usize = 64;
+const MEASURE_OTHERS: usize = 64;
 /// How often refused stacks and processes are asked for again.
 const ASK_AGAIN_EVERY: Duration = Duration::from_secs(2);
 
@@ -128,6 +134,8 @@ pub struct Engine {
     unfamiliar: HashMap<u32, ProcessAsk>,
     /// Closed address spaces whose mappings are known as long as stacks wait for their names.
     leaving: Vec<u32>,
+    /// Serial of the process that was measured last in its turn.
+    measured: u32,
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -150,6 +158,7 @@ impl Engine {
             reconcile_at: None,
             unfamiliar: HashMap::new(),
             leaving: Vec::new(),
+            measured: 0,
             last_published: (0, Instant::now()),
         }
     }
@@ -163,7 +172,7 @@ impl Engine {
         };
         let (mut drain, mut flush) = (timer(DRAIN_EVERY), timer(FLUSH_EVERY));
         let (mut publish, mut ages) = (timer(PUBLISH_EVERY), timer(AGES_EVERY));
-        let mut again = timer(ASK_AGAIN_EVERY);
+        let (mut again, mut measure) = (timer(ASK_AGAIN_EVERY), timer(MEASURE_EVERY));
         let bell = match self.parts.reader.bell() {
             Ok(bell) => Some(bell),
             Err(error) => {
@@ -188,6 +197,7 @@ impl Engine {
                 _ = publish.tick() => self.publish(),
                 _ = ages.tick() => self.scan_ages(),
                 _ = again.tick() => self.ask_again(),
+                _ = measure.tick() => self.measure(),
             }
         }
         self.flush();
@@ -413,6 +423,21 @@ impl Engine {
             if parts.host.ask(*ask).is_err() {
                 break;
             }
+        }
+    }
+
+    /// Has processes measured, and shared memory where nobody knows why it grew.
+    fn measure(&mut self) {
+        let wanted = self.core.to_measure(MEASURE_LARGEST, MEASURE_OTHERS, self.measured);
+        for Wanted { serial, tgid, start_ns, closer } in wanted {
+            self.measured = serial;
+            // One that finds no room has another turn.
+            if self.parts.host.ask_usage(UsageAsk { serial, tgid, start_ns, closer }).is_err() {
+                break;
+            }
+        }
+        if self.core.wants_unused(host::clock::monotonic_ns()) {
+            self.parts.host.ask_shared();
         }
     }
 

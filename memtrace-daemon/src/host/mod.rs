@@ -12,7 +12,11 @@ pub mod programs;
 pub mod text;
 
 mod gpu;
+mod limits;
 mod memory;
+mod rows;
+mod shared;
+mod usage;
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +26,11 @@ use std::time::Duration;
 use crate::expendable::{Expendable, GivenUp, Limits, Watch, Worker};
 use crate::record::Observation;
 use gpu::Gpu;
+use memory::Memory;
 pub use process::ProcessAsk;
+use shared::{Before, Shared};
+use usage::Usage;
+pub use usage::UsageAsk;
 
 /// How often host memory is looked at.
 const MEMORY_EVERY: Duration = Duration::from_secs(1);
@@ -37,6 +45,8 @@ pub struct Host {
 
 struct Inner {
     processes: Expendable<ProcessAsk>,
+    usage: Expendable<UsageAsk>,
+    shared: Expendable<()>,
     gpu: Expendable<()>,
     refused: AtomicU64,
     undelivered: Arc<AtomicU64>,
@@ -96,6 +106,34 @@ impl Host {
                 },
             )?
         };
+        let usage = {
+            let deliver = Arc::clone(&deliver);
+            Expendable::start(
+                &watch,
+                "mt-usage",
+                limits,
+                Usage::default,
+                move |seen: Option<Observation>| seen.into_iter().for_each(|one| deliver(one)),
+                // It is asked about again soon.
+                |_: UsageAsk, _| None,
+            )?
+        };
+        let shared = {
+            let deliver = Arc::clone(&deliver);
+            let before = Before::default();
+            let limits =
+                Limits { waiting: 1, deadline: Duration::from_secs(30), stuck: 1, ..limits };
+            Expendable::start(
+                &watch,
+                "mt-shared",
+                limits,
+                move || Shared::new(Arc::clone(&before)),
+                move |seen: Option<Observation>| seen.into_iter().for_each(|one| deliver(one)),
+                |(), _| None,
+            )?
+        };
+        // What is there already is noted.
+        let _ = shared.push(());
         let gpu = {
             let deliver = Arc::clone(&deliver);
             // NVML takes seconds to start, and hangs where the driver does.
@@ -110,8 +148,9 @@ impl Host {
                 |(), _| None,
             )?
         };
+        let mut memory = Memory::default();
         watch.every(MEMORY_EVERY, move || {
-            memory::look().into_iter().for_each(|one| deliver(one));
+            memory.look().into_iter().for_each(|one| deliver(one));
             true
         });
         {
@@ -123,7 +162,8 @@ impl Host {
             });
         }
         let refused = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { processes, gpu, refused, undelivered, _watch: watch }) })
+        let inner = Inner { processes, usage, shared, gpu, refused, undelivered, _watch: watch };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Asks for the facts of a process; never blocks. What is taken is delivered as
@@ -137,15 +177,31 @@ impl Host {
         })
     }
 
+    /// Asks how much memory a process has; never blocks. What is taken is delivered as
+    /// [`Observation::ProcessMemory`], or not at all where it has ended or hangs.
+    ///
+    /// # Errors
+    /// Gives the question back where too many are waiting.
+    pub fn ask_usage(&self, ask: UsageAsk) -> Result<(), UsageAsk> {
+        self.inner.usage.push(ask)
+    }
+
+    /// Asks for [`Observation::UnusedShared`]; never blocks. Where a look is under way it is
+    /// that one's answer that comes.
+    pub fn ask_shared(&self) {
+        let _ = self.inner.shared.push(());
+    }
+
     /// Figures since the start.
     #[must_use]
     pub fn status(&self) -> HostStatus {
-        let (processes, gpu) = (self.inner.processes.stuck(), self.inner.gpu.stuck());
+        let Inner { processes, usage, shared, gpu, .. } = &*self.inner;
+        let all = [processes.stuck(), usage.stuck(), shared.stuck(), gpu.stuck()];
         HostStatus {
             refused: self.inner.refused.load(Relaxed),
             undelivered: self.inner.undelivered.load(Relaxed),
-            stuck: processes.0 + gpu.0,
-            given_up: processes.1 + gpu.1,
+            stuck: all.iter().map(|one| one.0).sum(),
+            given_up: all.iter().map(|one| one.1).sum(),
         }
     }
 }
@@ -153,6 +209,8 @@ impl Host {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.processes.close();
+        self.usage.close();
+        self.shared.close();
         self.gpu.close();
     }
 }
@@ -180,16 +238,18 @@ mod tests {
         let host = Host::start(move |now_ns, seen| send.send((now_ns, seen)).is_ok()).unwrap();
         let pid = std::process::id();
         host.ask(ProcessAsk { serial: 7, tgid: pid, start_ns: None, before_attach: true }).unwrap();
-        let (mut memory, mut slab, mut facts) = (false, false, false);
-        while !(memory && slab && facts) {
+        let start_ns = process::start_ns(pid).unwrap();
+        host.ask_usage(UsageAsk { serial: 7, tgid: pid, start_ns, closer: false }).unwrap();
+        let (mut memory, mut usage, mut facts) = (false, false, false);
+        while !(memory && usage && facts) {
             let (now_ns, seen) = receive.recv().unwrap();
             assert!(now_ns > 0 && now_ns <= clock::monotonic_ns());
             match seen {
-                Observation::Memory { total_bytes, available_bytes } => {
-                    memory = available_bytes > 0 && total_bytes > available_bytes;
+                Observation::Memory(seen) => {
+                    memory = seen.available_bytes > 0 && seen.slab_bytes > seen.unreclaimable_bytes;
                 }
-                Observation::Slab { slab_bytes, unreclaimable_bytes } => {
-                    slab = unreclaimable_bytes > 0 && slab_bytes > unreclaimable_bytes;
+                Observation::ProcessMemory(seen) => {
+                    usage = seen.serial == 7 && seen.anonymous_bytes > 0;
                 }
                 Observation::ProcessFacts { serial, rss_bytes, before_attach, .. } => {
                     facts = serial == 7 && before_attach && rss_bytes.unwrap() > 1 << 20;

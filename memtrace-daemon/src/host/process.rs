@@ -107,7 +107,14 @@ fn start_ticks(tgid: u32) -> Option<u64> {
     text(stat.get(behind..)?).split(' ').nth(19)?.parse().ok()
 }
 
-fn read(tgid: u32, name: &str, limit: u64) -> Option<Vec<u8>> {
+/// Name of its leader; `None` where it has ended.
+#[must_use]
+pub(super) fn comm(tgid: u32) -> Option<String> {
+    Some(text(read(tgid, "comm", MAX_FILE)?.trim_ascii_end()))
+}
+
+/// At most `limit` bytes of one of its files.
+pub(super) fn read(tgid: u32, name: &str, limit: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{tgid}/{name}")).ok()?;
     file.take(limit).read_to_end(&mut bytes).ok()?;

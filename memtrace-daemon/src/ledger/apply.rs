@@ -61,8 +61,9 @@ impl Ledger {
                 }
             }
             Observation::LiveIds { next_id, ids } => self.live_ids(*next_id, ids, now_ns),
-            Observation::Slab { .. }
-            | Observation::Memory { .. }
+            Observation::Memory(_)
+            | Observation::ProcessMemory(_)
+            | Observation::UnusedShared(_)
             | Observation::Loss(_)
             | Observation::Coverage(_) => {}
         }

@@ -11,6 +11,7 @@
 mod anchor;
 mod call;
 mod form;
+mod measured;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use anchor::Anchor;
 pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
+pub use measured::{CgroupLimit, HostMemory, Parent, ProcessMemory, UnusedShared};
 
 use crate::snapshot::{CoverageRow, Frame, Taken};
 
@@ -176,20 +178,12 @@ pub enum Observation {
         /// Whether it ran before memtrace was attached.
         before_attach: bool,
     },
-    /// Kernel memory as /proc/meminfo has it.
-    Slab {
-        /// `Slab`, bytes.
-        slab_bytes: u64,
-        /// `SUnreclaim`, bytes.
-        unreclaimable_bytes: u64,
-    },
-    /// Host memory as /proc/meminfo has it.
-    Memory {
-        /// `MemTotal`, bytes.
-        total_bytes: u64,
-        /// `MemAvailable`, bytes.
-        available_bytes: u64,
-    },
+    /// Host memory.
+    Memory(HostMemory),
+    /// Memory of a process.
+    ProcessMemory(ProcessMemory),
+    /// Shared memory that nobody uses.
+    UnusedShared(UnusedShared),
     /// A GPU as NVML has it.
     Device {
         /// NVML index.

@@ -103,6 +103,7 @@ impl Filter {
             ended: process.ended,
             ended_at: process.ended_at,
             baseline: process.baseline,
+            measured: process.measured,
             domains,
             sites,
         })

@@ -118,6 +118,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         ended: false,
         ended_at: None,
         baseline: Baseline::default(),
+        measured: crate::snapshot::Measured::default(),
         domains,
         sites,
     }

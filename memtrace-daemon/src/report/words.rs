@@ -2,7 +2,7 @@
 //! escaped: they may be shown as they are.
 
 use super::escape::{escape, fit};
-use super::human;
+use crate::human;
 
 /// A whole command line can be megabytes; so much of it is enough to know it by.
 const WIDEST_COMMAND: usize = 72;

@@ -28,6 +28,7 @@ struct ProcessRow<'a> {
     ended: bool,
     ended_at: Option<jiff::Timestamp>,
     baseline: crate::snapshot::Baseline,
+    measured: crate::snapshot::Measured,
     domains: &'a std::collections::BTreeMap<&'static str, crate::snapshot::ProcessTerms>,
     sites: usize,
 }
@@ -44,6 +45,7 @@ impl<'a> ProcessRow<'a> {
             ended,
             ended_at,
             baseline,
+            measured,
             domains,
             sites,
         } = process;
@@ -57,6 +59,7 @@ impl<'a> ProcessRow<'a> {
             ended: *ended,
             ended_at: *ended_at,
             baseline: *baseline,
+            measured: *measured,
             domains,
             sites: sites.len(),
         }

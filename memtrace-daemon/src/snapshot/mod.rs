@@ -194,6 +194,8 @@ pub struct Process {
     pub ended_at: Option<Timestamp>,
     /// What it held before books began.
     pub baseline: Baseline,
+    /// What it holds now, as measured beside the books.
+    pub measured: Measured,
     /// Terms by domain name.
     pub domains: BTreeMap<&'static str, ProcessTerms>,
     /// Sites, by live bytes, largest first.
@@ -209,6 +211,32 @@ pub struct Baseline {
     pub rss_bytes: Option<u64>,
     /// Device bytes by NVML.
     pub device_bytes: Option<u64>,
+}
+
+/// What a process holds by the kernel's and the driver's own count when it was last looked at,
+/// to be held against the books. What was not looked at, or cannot be seen, is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Measured {
+    /// Resident anonymous bytes.
+    pub anonymous_bytes: Option<u64>,
+    /// Anonymous bytes that are swapped out.
+    pub swap_bytes: Option<u64>,
+    /// Resident bytes of shared memory.
+    pub shared_bytes: Option<u64>,
+    /// Resident bytes of mapped files.
+    pub file_bytes: Option<u64>,
+    /// Of the anonymous bytes, those in transparent huge pages.
+    pub anonymous_huge_bytes: Option<u64>,
+    /// Bytes of address space.
+    pub virtual_bytes: Option<u64>,
+    /// Threads.
+    pub threads: Option<u32>,
+    /// Device bytes by NVML.
+    pub device_bytes: Option<u64>,
+    /// Limit of the cgroup that it comes up against first, bytes.
+    pub cgroup_limit_bytes: Option<u64>,
+    /// What counts against that limit and cannot be taken back, bytes.
+    pub cgroup_used_bytes: Option<u64>,
 }
 
 /// Figures about the tracer itself.

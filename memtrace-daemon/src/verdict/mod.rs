@@ -10,8 +10,11 @@ mod confidence;
 mod config;
 mod decide;
 mod history;
+mod host;
 mod judge;
 mod level;
+mod measured;
+mod memory;
 mod pyramid;
 mod residence;
 mod rule;
@@ -25,8 +28,11 @@ mod weigh;
 mod words;
 
 pub use config::{DomainConfig, VerdictConfig};
+pub use host::{Ended, HostBooks, HostLevels};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
+pub use measured::Said;
+pub use memory::{Booked, ParentBooks, ProcessLevels};
 pub use rule::{EachRow, Rule, Subject};
 
 use std::collections::hash_map::Entry;

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use memtrace_common::{AGE_CLASSES, AccountKey, Amount, Context, Domain, KMALLOC};
 use memtrace_daemon::ledger::{FoldedKey, RowKey, RowSample};
-use memtrace_daemon::verdict::{RowFacts, Surroundings, VerdictConfig, Verdicts};
+use memtrace_daemon::verdict::{RowFacts, Rule, Surroundings, VerdictConfig, Verdicts};
 
 const ROWS: u64 = 10_000;
 const SECOND: u64 = 1_000_000_000;
@@ -43,7 +43,7 @@ fn sample(row: u64, now_ns: u64) -> RowSample<'static> {
 }
 
 fn observe(verdicts: &mut Verdicts, now_ns: u64) {
-    verdicts.observe(now_ns, Surroundings::default(), |each| {
+    verdicts.observe(now_ns, Surroundings::default(), &mut |each| {
         for row in 0..ROWS {
             each(&sample(row, now_ns));
         }
@@ -80,7 +80,7 @@ fn costs(criterion: &mut Criterion) {
                 allocated: sample.allocated,
                 freed: sample.freed,
                 first_ns: sample.first_ns,
-                orphan_since_ns: None,
+                ..RowFacts::default()
             };
             black_box(verdicts.judge(&sample.key, &facts))
         });

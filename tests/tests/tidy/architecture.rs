@@ -142,6 +142,8 @@ pub const RULES: &[Rule] = &[
     pure("memtrace-daemon/src/engine/host"),
     core("memtrace-daemon/src/engine/kernel_rows"),
     pure("memtrace-daemon/src/engine/kernel_rows"),
+    core("memtrace-daemon/src/engine/measured"),
+    pure("memtrace-daemon/src/engine/measured"),
     core("memtrace-daemon/src/engine/picture"),
     pure("memtrace-daemon/src/engine/picture"),
     core("memtrace-daemon/src/engine/row"),

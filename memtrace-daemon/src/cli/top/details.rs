@@ -3,9 +3,10 @@
 
 use super::rows::{Concerned, From, Row};
 use super::wire::{Dump, Evidence, Finding, Frame, Site, from_the_users};
+use crate::human;
 use crate::report::escape::{escape, fit, wrap};
 use crate::report::table::{Align, Table};
-use crate::report::{frames, human, words};
+use crate::report::{frames, words};
 
 /// A longer function name (C++ templates) would push the place off the line.
 const WIDEST_NAME: usize = 56;

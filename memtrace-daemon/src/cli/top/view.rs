@@ -12,8 +12,8 @@ use ratatui::widgets::{Clear, Paragraph};
 use super::details::{self, Kind};
 use super::model::Model;
 use super::wire::Dump;
+use crate::human;
 use crate::report::escape::{columns as width_of, escape, fit, wrap};
-use crate::report::human;
 
 /// Below this height there is room for the table only.
 const DETAILS_FROM: u16 = 8;

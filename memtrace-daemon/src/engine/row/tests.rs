@@ -3,7 +3,7 @@
 use memtrace_common::{Amount, Domain};
 
 use super::{Part, Place, RowId, Rows};
-use crate::snapshot::{Baseline, OWN_PROBES, Process, Verdict};
+use crate::snapshot::{Baseline, Measured, OWN_PROBES, Process, Verdict};
 use crate::verdict::{Judgement, VerdictConfig};
 
 fn part(site: u64, verdict: Verdict, confidence: Option<f64>) -> Part {
@@ -38,6 +38,7 @@ fn process() -> Process {
         ended: false,
         ended_at: None,
         baseline: Baseline::default(),
+        measured: Measured::default(),
         domains: [].into(),
         sites: vec![],
     }

@@ -2,9 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::ledger::RowSample;
 use crate::snapshot::Verdict;
-use crate::verdict::Subject;
+use crate::verdict::{EachRow, Subject};
 
 /// How often a level is taken, ns.
 pub(super) const WINDOW_NS: u64 = 10_000_000_000;

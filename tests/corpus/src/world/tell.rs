@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use memtrace_common::{
     AGE_CLASSES, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader, Totals, TotalsKey,
 };
-use memtrace_daemon::record::{Call, Observation, Record, Stage};
+use memtrace_daemon::record::{Call, HostMemory, Observation, Record, Stage};
 use memtrace_daemon::snapshot::{Taken, TakenBy};
 
 use super::site::{Kind, Site};
@@ -109,11 +109,14 @@ impl World {
         }
         let mut observe = |observation| out.push(Record::Observation { now_ns, observation });
         if second % OBSERVE == 1 {
-            let slab_bytes = SLAB_BYTES + kernel + random.whole(0, 1 << 20);
-            let unreclaimable_bytes = slab_bytes / 2;
-            observe(Observation::Slab { slab_bytes, unreclaimable_bytes });
-            let available_bytes = HOST_BYTES / 2 - kernel.min(HOST_BYTES / 2);
-            observe(Observation::Memory { total_bytes: HOST_BYTES, available_bytes });
+            let grown = kernel + random.whole(0, 1 << 20);
+            observe(Observation::Memory(HostMemory {
+                total_bytes: HOST_BYTES,
+                available_bytes: HOST_BYTES / 2 - kernel.min(HOST_BYTES / 2),
+                slab_bytes: SLAB_BYTES + grown,
+                unreclaimable_bytes: SLAB_BYTES / 2 + grown,
+                ..HostMemory::default()
+            }));
         }
         if let Some(counters) = books.lost.take() {
             observe(Observation::Loss(counters));

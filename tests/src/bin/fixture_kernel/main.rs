@@ -5,6 +5,7 @@
 //! behind only in the commands that say so, with its id on the line.
 
 mod descriptors;
+mod memory;
 mod mqueue;
 mod pings;
 mod sysv;
@@ -68,6 +69,8 @@ fn run() -> anyhow::Result<()> {
         "eventfds" => descriptors::eventfds(&arguments),
         "pipes" => descriptors::pipes(&arguments),
         "waits" => descriptors::waits(&arguments),
+        "resident" => memory::resident(&arguments),
+        "shared" => memory::shared(&arguments),
         "pings" => pings::pings(&arguments),
         "epoll-loop" => descriptors::epoll_loop(&arguments),
         "pipe-loop" => descriptors::pipe_loop(&arguments),

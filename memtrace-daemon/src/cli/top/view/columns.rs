@@ -2,8 +2,8 @@
 //! does not do, the least important ones go.
 
 use super::super::rows::Row;
+use crate::human;
 use crate::report::escape::{columns as width_of, fit};
-use crate::report::human;
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

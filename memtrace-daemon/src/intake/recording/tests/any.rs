@@ -10,7 +10,10 @@ use memtrace_common::{
 use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
 
-use crate::record::{Call, Observation, Record, StackKey, StackLabel, Stage};
+use crate::record::{
+    Call, CgroupLimit, HostMemory, Observation, Parent, ProcessMemory, Record, StackKey,
+    StackLabel, Stage, UnusedShared,
+};
 use crate::snapshot::{CoverageRow, Frame, FrameKind, Taken, TakenBy};
 
 /// Which numbers: these bits of any.
@@ -161,11 +164,33 @@ fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
         facts.prop_map(|((serial, rss_bytes, before_attach), cmdline, cgroup)| {
             Observation::ProcessFacts { serial, cmdline, cgroup, rss_bytes, before_attach }
         }),
-        uniform2(number64(bits)).prop_map(|[slab_bytes, unreclaimable_bytes]| {
-            Observation::Slab { slab_bytes, unreclaimable_bytes }
-        }),
-        uniform2(number64(bits)).prop_map(|[total_bytes, available_bytes]| {
-            Observation::Memory { total_bytes, available_bytes }
+        uniform4(number64(bits)).prop_map(
+            |[total_bytes, available_bytes, slab_bytes, unreclaimable_bytes]| {
+                Observation::Memory(HostMemory {
+                    total_bytes,
+                    available_bytes,
+                    slab_bytes,
+                    unreclaimable_bytes,
+                    page_lists_bytes: (slab_bytes % 2 == 0).then_some(slab_bytes),
+                    ..HostMemory::default()
+                })
+            }
+        ),
+        (any::<u32>(), uniform2(number64(bits)), string(), any::<bool>()).prop_map(
+            |(serial, [anonymous_bytes, limit_bytes], text, known)| {
+                let text = text.unwrap_or_default();
+                Observation::ProcessMemory(ProcessMemory {
+                    serial,
+                    parent: known.then(|| Parent { tgid: serial, comm: text.clone() }),
+                    anonymous_bytes,
+                    huge_bytes: known.then_some(limit_bytes),
+                    limit: Some(CgroupLimit { cgroup: text, limit_bytes, used_bytes: 1 }),
+                    ..ProcessMemory::default()
+                })
+            }
+        ),
+        (number64(bits), prop::collection::vec(".{0,12}", 0..4)).prop_map(|(bytes, largest)| {
+            Observation::UnusedShared(UnusedShared { bytes, largest, ..UnusedShared::default() })
         }),
         (
             (any::<u32>(), uniform2(number64(bits))),
@@ -221,8 +246,9 @@ pub(super) fn number(record: &Record) -> u8 {
         Record::Observation { observation, .. } => {
             match observation {
                 Observation::ProcessFacts { .. }
-                | Observation::Slab { .. }
-                | Observation::Memory { .. }
+                | Observation::Memory(_)
+                | Observation::ProcessMemory(_)
+                | Observation::UnusedShared(_)
                 | Observation::Device { .. }
                 | Observation::Loss(_)
                 | Observation::Coverage(_)
@@ -262,8 +288,9 @@ pub(super) fn each() -> Vec<Record> {
             rss_bytes: Some(7),
             before_attach: true,
         },
-        Observation::Slab { slab_bytes: 1, unreclaimable_bytes: 2 },
-        Observation::Memory { total_bytes: u64::MAX, available_bytes: 0 },
+        Observation::Memory(HostMemory { total_bytes: u64::MAX, ..HostMemory::default() }),
+        Observation::ProcessMemory(ProcessMemory { serial: 3, ..ProcessMemory::default() }),
+        Observation::UnusedShared(UnusedShared { bytes: 4, ..UnusedShared::default() }),
         Observation::Device { index: 0, total_bytes: 1, used_bytes: 2, processes: vec![(3, 4)] },
         Observation::Loss(vec![LossCounter { count: 1, bytes: 2 }]),
         Observation::Coverage(vec![]),

@@ -1,0 +1,155 @@
+//! What was measured of the host and of processes: plain numbers, in bytes unless a name says
+//! otherwise. What was not looked at, or cannot be seen, is `None`.
+
+use serde::{Deserialize, Serialize};
+
+/// Host memory as /proc/meminfo has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostMemory {
+    /// `MemTotal`.
+    pub total_bytes: u64,
+    /// `MemAvailable`.
+    pub available_bytes: u64,
+    /// `MemFree`.
+    pub free_bytes: u64,
+    /// `Buffers`, `Cached` (shared memory is part of it) and `SwapCached`.
+    pub cached_bytes: u64,
+    /// `Shmem`: shared memory and files in memory.
+    pub shared_bytes: u64,
+    /// `AnonPages`.
+    pub anonymous_bytes: u64,
+    /// `AnonHugePages`, part of `anonymous_bytes`.
+    pub anonymous_huge_bytes: u64,
+    /// `SwapTotal`.
+    pub swap_total_bytes: u64,
+    /// `SwapFree`.
+    pub swap_free_bytes: u64,
+    /// `Slab`.
+    pub slab_bytes: u64,
+    /// `SUnreclaim`, part of `slab_bytes`.
+    pub unreclaimable_bytes: u64,
+    /// `KernelStack`; where stacks are mapped they are part of `vmalloc_bytes` as well.
+    pub kernel_stack_bytes: u64,
+    /// `VmallocUsed`.
+    pub vmalloc_bytes: u64,
+    /// `PageTables` and `SecPageTables`.
+    pub page_table_bytes: u64,
+    /// `Percpu`.
+    pub per_cpu_bytes: u64,
+    /// What has a row of its own and is rarely anything: `Bounce`, `Zswap`, `Balloon`, and what
+    /// of `KReclaimable` is no slab.
+    pub other_bytes: u64,
+    /// `Hugetlb`: the pools of huge pages.
+    pub huge_pool_bytes: u64,
+    /// Of these, what nobody uses (`HugePages_Free`, pages of the default size only).
+    pub huge_free_bytes: u64,
+    /// Free pages that CPUs keep on lists of their own (/proc/zoneinfo); not looked at each time.
+    pub page_lists_bytes: Option<u64>,
+}
+
+impl HostMemory {
+    /// Memory that is not free and that no process, cache or counter of the kernel owns: pages
+    /// that drivers took, and pools of huge pages that nobody uses. `None` where the lists of
+    /// the CPUs were not looked at: these alone can be a good part of memory.
+    #[must_use]
+    pub fn ownerless_bytes(&self) -> Option<u64> {
+        let owned = [
+            self.free_bytes,
+            self.page_lists_bytes?,
+            self.cached_bytes,
+            self.anonymous_bytes,
+            self.slab_bytes,
+            // One lies within the other on kernels whose stacks are mapped, all of today's.
+            self.vmalloc_bytes.max(self.kernel_stack_bytes),
+            self.page_table_bytes,
+            self.per_cpu_bytes,
+            self.other_bytes,
+            self.huge_pool_bytes.saturating_sub(self.huge_free_bytes),
+        ];
+        Some(owned.into_iter().fold(self.total_bytes, u64::saturating_sub))
+    }
+}
+
+/// Memory of one process as /proc has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessMemory {
+    /// Serial of the process.
+    pub serial: u32,
+    /// Its parent now.
+    pub parent: Option<Parent>,
+    /// `RssAnon`.
+    pub anonymous_bytes: u64,
+    /// `RssFile`.
+    pub file_bytes: u64,
+    /// `RssShmem`.
+    pub shared_bytes: u64,
+    /// `VmSwap`.
+    pub swap_bytes: u64,
+    /// `VmSize`.
+    pub virtual_bytes: u64,
+    /// Threads.
+    pub threads: u32,
+    /// `AnonHugePages`; looked at where it was asked for only, because it walks page tables.
+    pub huge_bytes: Option<u64>,
+    /// Size of the mapping that `brk` makes, `[heap]`; looked at where it was asked for only.
+    pub brk_bytes: Option<u64>,
+    /// What limits its memory.
+    pub limit: Option<CgroupLimit>,
+}
+
+impl ProcessMemory {
+    /// Memory that only this process can give back: resident anonymous pages, and what of them
+    /// was swapped out.
+    #[must_use]
+    pub const fn private_bytes(&self) -> u64 {
+        self.anonymous_bytes.saturating_add(self.swap_bytes)
+    }
+}
+
+/// Whose child a process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    /// Thread group id.
+    pub tgid: u32,
+    /// Name.
+    pub comm: String,
+}
+
+/// The cgroup, of those that a process is in, that has least room left below its limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupLimit {
+    /// Its path.
+    pub cgroup: String,
+    /// Its limit.
+    pub limit_bytes: u64,
+    /// What counts against it and cannot be taken back: page cache of files is not among it.
+    pub used_bytes: u64,
+}
+
+impl CgroupLimit {
+    /// What is left.
+    #[must_use]
+    pub const fn available_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes)
+    }
+}
+
+/// Shared memory that nobody uses: files in /dev/shm that no process has open or mapped, and
+/// System V segments that nobody has attached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusedShared {
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// How many.
+    pub count: u64,
+    /// Bytes of those that came after memtrace was started.
+    pub new_bytes: u64,
+    /// How many of these.
+    pub new_count: u64,
+    /// The largest of the new ones, by name, at most three.
+    pub largest: Vec<String>,
+    /// Processes that could not be looked at, and may use some of it.
+    pub unseen: u64,
+    /// Shared memory that these have in their page tables, bytes: they have mapped no more.
+    pub unseen_bytes: u64,
+}
