@@ -10,6 +10,7 @@ pub mod config;
 pub mod engine;
 pub mod expendable;
 pub mod host;
+pub mod human;
 pub mod intake;
 pub mod ledger;
 pub mod record;

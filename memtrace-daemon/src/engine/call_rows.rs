@@ -41,6 +41,8 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             freed: site.freed,
             first_ns: site.first_ns,
             orphan_since_ns: None,
+            cohorts: Some(site.cohorts()),
+            process_ns: None,
         };
         let stacks = core.ledger.stacks();
         let place = match stacks.digest(site.stack) {

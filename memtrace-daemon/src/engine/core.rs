@@ -89,9 +89,10 @@ impl Core {
             kernel: Traffic { seen: kernel, lost: self.host.lost_of_kernel() },
             calls: Traffic { seen: all.saturating_sub(kernel), lost: self.host.lost_of_calls() },
             slab_growth_bytes: self.host.slab_growth_bytes(),
+            kernel_growth_bytes: self.host.kernel_growth_bytes(&terms),
         };
         let Self { verdicts, ledger, .. } = self;
-        verdicts.observe(now_ns, surroundings, |each| ledger.sample_rows(each));
+        verdicts.observe(now_ns, surroundings, &mut |each| ledger.sample_rows(each));
     }
 
     /// A picture of everything.

@@ -15,7 +15,6 @@ pub(super) fn of_site(
 ) -> Finding {
     let exhaustion = site
         .growth_bytes_per_second
-        .filter(|growth| *growth > 0.0)
         .and_then(|growth| exhaustion(host, site.domain, process.pid, growth));
     let function = site.frames.get(site.frames.own()).and_then(Frame::title);
     Finding {
@@ -25,22 +24,39 @@ pub(super) fn of_site(
         comm: process.comm.clone(),
         site: site.id,
         function,
+        exhaustion,
+        ..of_judgement(setting, judgement)
+    }
+}
+
+/// A judgement as a finding about nobody yet.
+pub(super) fn of_judgement(setting: &Setting, judgement: Judgement) -> Finding {
+    Finding {
+        level: "",
+        domain: "",
+        processes: Vec::new(),
+        comm: String::new(),
+        site: None,
+        function: None,
         verdict: judgement.verdict,
         confidence: judgement.confidence,
         since: setting.anchor.wall_of_monotonic(judgement.since_ns),
-        exhaustion,
+        exhaustion: None,
         evidence: judgement.evidence,
         decided_by: judgement.decided_by,
     }
 }
 
-/// What memory of a domain runs out of, and when.
-fn exhaustion(
+/// What memory of a domain runs out of, and when; `None` where it does not grow.
+pub(super) fn exhaustion(
     host: &HostFacts,
     domain: &'static str,
     pid: u32,
     growth_bytes_per_second: f64,
 ) -> Option<Exhaustion> {
+    if growth_bytes_per_second <= 0.0 {
+        return None;
+    }
     let (free_bytes, of) = match domain {
         "kernel" | "pinned" | "managed" | "heap" | "mmap" => {
             (host.available_bytes?, "host".to_owned())

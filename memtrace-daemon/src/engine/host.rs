@@ -122,6 +122,13 @@ impl HostFacts {
         self.slab.map(|slab| slab.growth())
     }
 
+    /// By how much live kernel memory on the books has grown since the slab was first looked at,
+    /// bytes.
+    pub(super) fn kernel_growth_bytes(&self, host: &BTreeMap<Domain, Terms>) -> u64 {
+        let live = host.get(&Domain::Kernel).map_or(0, |terms| terms.live.bytes);
+        live.saturating_sub(self.slab.map_or(live, |slab| slab.traced_first))
+    }
+
     /// Traced growth over observed growth, where there is growth worth explaining.
     pub(super) fn explained(&self, host: &BTreeMap<Domain, Terms>) -> BTreeMap<&'static str, f64> {
         let live = |domain| host.get(&domain).map_or(0, |terms: &Terms| terms.live.bytes);

@@ -29,6 +29,8 @@ pub(super) fn part(
         freed: account.freed,
         first_ns: account.first_ns,
         orphan_since_ns,
+        cohorts: None,
+        process_ns: None,
     };
     let (place, note) = place(core, books, domain, api);
     let frames = frames(core, books);

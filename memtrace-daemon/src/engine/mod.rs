@@ -8,6 +8,7 @@ mod core;
 mod finding;
 mod host;
 mod kernel_rows;
+mod levels;
 mod picture;
 pub mod policy;
 mod row;

@@ -8,6 +8,7 @@ use super::call_rows::{self, View};
 use super::core::{Core, Setting};
 use super::finding;
 use super::kernel_rows;
+use super::levels;
 use super::row::Rows;
 use crate::catalog;
 use crate::ledger::{Folded, FoldedKey, ProcessBooks, of_account, of_totals, text};
@@ -33,6 +34,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         }
     }
     let mut findings = painter.findings;
+    findings.extend(levels::of_services(core, setting, now_ns));
     finding::worst_first(&mut findings);
     Snapshot {
         schema: 1,
@@ -74,7 +76,7 @@ impl Painter<'_> {
             // Whoever was asked about is shown, whether or not anything was seen of it.
             let flags = process.entry.map_or(0, |entry| entry.flags);
             let asked_for = flags & ProcessFlags::TRACED != 0 && process.facts.before_attach;
-            self.finish(painted, asked_for);
+            self.finish(painted, Some(process.serial), asked_for);
         }
         let mut folded: Vec<(&FoldedKey, &Folded)> = ledger.folded().collect();
         folded.sort_unstable_by_key(|(key, _)| **key);
@@ -85,11 +87,11 @@ impl Painter<'_> {
             let ended_ns = Some(folded.ended_boot_ns).filter(|ns| *ns != 0);
             painted.ended_at = ended_ns.map(|ns| self.setting.anchor.wall_of_boot(ns));
             self.add_accounts(&folded.accounts, Some(folded.ended_ns), &mut painted);
-            self.finish(painted, false);
+            self.finish(painted, None, false);
         }
         let mut interrupt = nobody("[interrupt]".to_owned());
         self.add_accounts(ledger.interrupt_accounts(), None, &mut interrupt);
-        self.finish(interrupt, false);
+        self.finish(interrupt, None, false);
         let mut unknown = nobody("[unknown]".to_owned());
         self.add_accounts(ledger.unknown_accounts(), None, &mut unknown);
         for process in nameless {
@@ -102,7 +104,7 @@ impl Painter<'_> {
             let shown = space.closed_ns.is_none();
             self.add_space(View { id, space, shown }, &mut unknown);
         }
-        self.finish(unknown, false);
+        self.finish(unknown, None, false);
     }
 
     fn describe(&self, process: &ProcessBooks) -> Process {
@@ -171,11 +173,17 @@ impl Painter<'_> {
     }
 
     /// Puts a process into the picture if it has books, or anyway.
-    fn finish(&mut self, mut painted: Process, anyway: bool) {
+    fn finish(&mut self, mut painted: Process, serial: Option<u32>, anyway: bool) {
+        let Self { core, setting, now_ns, .. } = self;
+        let first = self.findings.len();
         for (site, judgement) in self.rows.give_to(&mut painted) {
-            let finding =
-                finding::of_site(&self.core.host, self.setting, &painted, site, judgement);
-            self.findings.push(finding);
+            self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
+        }
+        for domain in serial.iter().flat_map(|_| &core.config.domains) {
+            let subject = (&painted, serial.unwrap_or(0));
+            let sites = self.findings.get(first..).unwrap_or_default();
+            let found = levels::of_process(core, setting, subject, *domain, sites, *now_ns);
+            self.findings.extend(found);
         }
         if anyway || !painted.domains.is_empty() || !painted.sites.is_empty() {
             self.processes.push(painted);

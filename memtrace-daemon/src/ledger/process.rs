@@ -78,13 +78,16 @@ impl ProcessBooks {
         moved_on || self.ended()
     }
 
-    pub(super) fn folded_key(&self) -> FoldedKey {
+    /// What it has in common with others of the same program in the same cgroup.
+    #[must_use]
+    pub fn service(&self) -> FoldedKey {
         let entry = self.entry.unwrap_or_default();
         FoldedKey { comm: entry.comm, cgroup: entry.cgroup }
     }
 }
 
-/// What ended processes have in common that are not kept one by one any more.
+/// What processes of one program in one cgroup have in common: the name of a service, and of
+/// ended processes that are not kept one by one any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FoldedKey {
     /// The name, NUL-padded.

@@ -168,7 +168,7 @@ impl Ledger {
         let Some(process) = self.processes.remove(&serial) else {
             return;
         };
-        let key = process.folded_key();
+        let key = process.service();
         self.forgotten_processes.insert(serial, key);
         for id in process.accounts {
             self.fold(id, key);

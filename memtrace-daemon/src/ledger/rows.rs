@@ -72,7 +72,7 @@ impl Ledger {
         let processes = &self.processes;
         let owner = |serial: u32| {
             let process = processes.get(&serial);
-            let service = process.map(ProcessBooks::folded_key).unwrap_or_default();
+            let service = process.map(ProcessBooks::service).unwrap_or_default();
             (serial, service, process.and_then(|process| process.ended_ns))
         };
         for books in self.accounts.iter_mut() {

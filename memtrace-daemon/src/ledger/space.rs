@@ -67,6 +67,12 @@ pub struct CallSite {
 }
 
 impl CallSite {
+    /// What became of what was allocated when.
+    #[must_use]
+    pub const fn cohorts(&self) -> &Cohorts {
+        &self.cohorts
+    }
+
     /// Allocated and still there.
     #[must_use]
     pub fn live(&self) -> Amount {

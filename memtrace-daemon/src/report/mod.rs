@@ -10,7 +10,6 @@ pub mod filter;
 pub(crate) mod fixture;
 pub mod folded;
 pub mod frames;
-pub mod human;
 pub mod pprof;
 pub mod summary;
 pub mod svg;

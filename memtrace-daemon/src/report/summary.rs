@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::escape::escape;
-use super::human;
 use super::text::{domain_lines, labelled, loss_lines};
+use crate::human;
 use crate::snapshot::{CoverageRow, HostInfo, Loss, Snapshot, Terms};
 
 /// What a person wants to know first.

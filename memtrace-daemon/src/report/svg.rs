@@ -10,8 +10,8 @@ use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
 
 use super::escape::escape;
 use super::filter::Filter;
-use super::human;
 use super::tree::{Kind, Tree};
+use crate::human;
 use crate::snapshot::Snapshot;
 
 /// More frames than this make a browser slow, and are too thin to see.

@@ -1,28 +1,39 @@
-//! The numbers of the first verdict, as the configuration file has them.
+//! The numbers of the verdict, as the configuration file has them. All times are counted in
+//! windows, so that one number makes everything faster or slower.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// When growth is worth a word, and which word.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictConfig {
-    /// Length of a window, seconds. The floor of a window is the lowest live bytes in it.
+    /// Length of a window, seconds. The floor of a window is the lowest live bytes in it. Ten
+    /// seconds are longer than a request and short enough for 30 of them in 5 minutes.
     pub window_seconds: f64,
-    /// Sites younger than this are warming up, seconds.
+    /// Sites younger than this are warming up, seconds: programs allocate what they need to run
+    /// in their first minute.
     pub min_age_seconds: f64,
     /// Sites smaller than this are not judged, bytes.
     pub min_bytes: u64,
-    /// Consecutive rising windows that make `growing`.
+    /// Windows of growth that make `growing`: a minute.
     pub growing_windows: u32,
-    /// Windows that a leak must have been watched for. A cache that fills looks like a leak
-    /// until it is full, so this is long.
+    /// Windows of growth that make a `leak` where the site also frees, and what it keeps is
+    /// older than what it frees. With the first minute this stays below 5 minutes.
+    pub turnover_windows: u32,
+    /// Windows of growth that make a `leak` where nothing was ever freed: 8 minutes, since a
+    /// cache that fills looks the same until it is full.
     pub leak_windows: u32,
-    /// Share of these windows that must have risen, 0 to 1.
-    pub leak_rising_share: f64,
-    /// A site that frees more than this share of what it allocates is not called a leak, 0 to 1.
-    pub leak_freed_share: f64,
-    /// Windows without a new high floor after which growth has stopped.
+    /// Windows without a new highest floor after which growth has stopped; more where growth
+    /// comes in rare steps, or where memory lives for long.
     pub plateau_windows: u32,
+    /// New highest floors that a leak must have had where nothing was ever freed: fewer are
+    /// first uses of this and that.
+    pub leak_steps: u32,
+    /// Growth is a trend if chance would rise like this with a smaller probability, 0 to 1.
+    pub trend_p: f64,
+    /// Late growth over middle growth below which a curve slows down, at first and after half as
+    /// long again: what slows down is not a leak yet.
+    pub straight: [f64; 2],
     /// Share of events lost while a site was watched that makes its verdict `unreliable`, 0 to 1.
     pub loss_share: f64,
 }
@@ -34,10 +45,12 @@ impl Default for VerdictConfig {
             min_age_seconds: 60.0,
             min_bytes: 1 << 20,
             growing_windows: 6,
-            leak_windows: 45,
-            leak_rising_share: 0.9,
-            leak_freed_share: 0.5,
+            turnover_windows: 22,
+            leak_windows: 48,
             plateau_windows: 12,
+            leak_steps: 10,
+            trend_p: 0.01,
+            straight: [0.92, 0.8],
             loss_share: 0.05,
         }
     }
@@ -56,10 +69,9 @@ impl VerdictConfig {
         nanoseconds(self.min_age_seconds)
     }
 
-    /// Windows that a history holds.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        usize::try_from(self.leak_windows.clamp(24, 1_000)).unwrap_or(24) + 1
+    /// Growth that is worth a word, bytes.
+    pub(super) fn min_growth(&self) -> f64 {
+        self.min_bytes as f64 / 4.0
     }
 }
 

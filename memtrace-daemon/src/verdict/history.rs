@@ -1,114 +1,272 @@
-//! What is remembered of one row: the floors of its windows, and where watching began.
+//! What is remembered of one subject between two looks: the pyramid of its floors, when it last
+//! rose, and what was last said of it.
 
-use memtrace_common::Amount;
+use memtrace_common::{AGE_CLASSES, Amount};
 
 use super::VerdictConfig;
 use super::judge::Traffic;
-use super::series::{Series, Trend};
-use crate::ledger::RowSample;
+use super::pyramid::{Pyramid, Rough, Window};
+use super::weigh::Weighed;
 use crate::snapshot::Verdict;
 
-/// The history of one row.
-#[derive(Debug)]
-pub(super) struct History {
-    /// The last windows.
-    pub(super) recent: Series,
-    /// All windows, in ever wider ones: a step an hour rises in no ten-second window's run.
-    pub(super) whole: Series,
-    /// What the two said at the end of the last window.
-    pub(super) recent_trend: Trend,
-    pub(super) whole_trend: Trend,
-    /// When watching began, ns.
-    pub(super) watched_ns: u64,
-    /// Counters when watching began.
+/// A new maximum is one by more than this share of the growth so far.
+const NEW_MAXIMUM: f64 = 0.01;
+/// Windows that the rate of allocations at first is taken of.
+const EARLY: u32 = 6;
+
+/// What a look at a subject finds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    /// Lowest live bytes since the last look.
+    pub(super) low_bytes: u64,
+    /// Live now.
+    pub(super) live: Amount,
+    /// Cumulative.
     pub(super) allocated: Amount,
     pub(super) freed: Amount,
+    pub(super) ages: [u64; AGE_CLASSES],
+    /// Of `live`: bytes that are old, of a sum whose objects are followed one by one.
+    pub(super) old_bytes: Option<u64>,
+    /// First allocation, monotonic ns.
+    pub(super) first_ns: u64,
+}
+
+/// The history of one subject.
+#[derive(Debug)]
+pub(super) struct History {
+    pub(super) pyramid: Pyramid,
+    /// Whose work is compared.
+    pub(super) owner: u32,
+    /// When watching began, ns, and what the counters were.
+    pub(super) watched_ns: u64,
+    pub(super) allocated: Amount,
+    ages: [u64; AGE_CLASSES],
     pub(super) live_bytes: u64,
     pub(super) traffic: Traffic,
-    /// Windows watched, those with a new highest floor, and how long ago the last of them was:
-    /// in windows, and in windows with allocations.
+    /// Windows watched; those of them that are in the pyramid, where idle ones are not.
     pub(super) windows: u32,
+    pub(super) active: u32,
+    /// Idle windows up to now, in a row.
+    pub(super) idle: u32,
+    /// `active` when the first free was seen.
+    first_free: Option<u32>,
+    /// The floor when the subject was old enough to be judged, the fewest objects since, and how
+    /// many it allocated a window then and of late.
+    pub(super) base: Option<u64>,
+    base_old: u64,
+    low_objects: u64,
+    early: f64,
+    pub(super) late: f64,
+    /// Highest floor so far; windows since it rose: of all and of those that were not idle.
+    pub(super) high: u64,
     pub(super) rises: u32,
     pub(super) since_rise: u32,
     pub(super) active_since_rise: u32,
-    /// Highest floor so far.
-    pub(super) high: u64,
-    /// The floor when the row was old enough to be judged.
-    pub(super) base: Option<u64>,
+    /// Windows since anything happened, and how long that usually takes.
+    quiet: u32,
+    usual_quiet: f32,
     /// What was last said, and since when.
     pub(super) verdict: Verdict,
     pub(super) since_ns: u64,
-    /// The last look at which the row was there.
+    /// The floor that a leak grew from.
+    pub(super) leak_from: u64,
+    pub(super) weighed: Weighed,
+    /// The last look at which the subject was there, and at which tick of a window it is weighed.
     pub(super) round: u64,
-    low_bytes: u64,
-    allocations: u64,
+    pub(super) slot: u64,
+    /// The window that is not over yet.
+    floor: u64,
+    objects: u64,
+    window_allocated: u64,
+    window_freed: u64,
+    now: Look,
 }
 
 impl History {
-    pub(super) fn new(
-        now_ns: u64,
-        sample: &RowSample<'_>,
-        traffic: Traffic,
-        config: &VerdictConfig,
-    ) -> Self {
+    pub(super) fn new(now_ns: u64, owner: u32, look: &Look, traffic: Traffic, slot: u64) -> Self {
         Self {
-            recent: Series::new(config.capacity(), false),
-            whole: Series::new(config.capacity(), true),
-            recent_trend: Trend::default(),
-            whole_trend: Trend::default(),
+            pyramid: Pyramid::new(),
+            owner,
             watched_ns: now_ns,
-            allocated: sample.allocated,
-            freed: sample.freed,
-            live_bytes: sample.live.bytes,
+            allocated: look.allocated,
+            ages: look.ages,
+            live_bytes: look.live.bytes,
             traffic,
             windows: 0,
+            active: 0,
+            idle: 0,
+            first_free: (!look.freed.is_zero()).then_some(0),
+            base: None,
+            base_old: 0,
+            low_objects: u64::MAX,
+            early: 0.0,
+            late: 0.0,
+            high: 0,
             rises: 0,
             since_rise: 0,
             active_since_rise: 0,
-            high: 0,
-            base: None,
+            quiet: 0,
+            usual_quiet: 1.0,
             verdict: Verdict::Warming,
             since_ns: now_ns,
+            leak_from: 0,
+            weighed: Weighed::default(),
             round: 0,
-            low_bytes: sample.live.bytes,
-            allocations: sample.allocated.count,
+            slot,
+            floor: look.live.bytes,
+            objects: look.live.count,
+            window_allocated: look.allocated.count,
+            window_freed: look.freed.count,
+            now: *look,
         }
     }
 
-    pub(super) fn tick(&mut self, sample: &RowSample<'_>) {
-        self.low_bytes = self.low_bytes.min(sample.low_bytes);
+    /// A look within a window.
+    pub(super) fn tick(&mut self, look: &Look) {
+        self.floor = self.floor.min(look.low_bytes).min(look.live.bytes);
+        self.objects = self.objects.min(look.live.count);
+        self.now = *look;
     }
 
-    pub(super) fn end_window(&mut self, sample: &RowSample<'_>) {
-        let floor = self.low_bytes;
-        self.recent.push(floor);
-        self.whole.push(floor);
-        self.recent_trend = self.recent.trend();
-        self.whole_trend = self.whole.trend();
-        let active = sample.allocated.count != self.allocations;
-        if self.windows > 0 && floor > self.high {
+    /// Ends a window. `work` is what the process allocated in it at all sites, `works` whether
+    /// that is as much as usual.
+    pub(super) fn end_window(
+        &mut self,
+        config: &VerdictConfig,
+        now_ns: u64,
+        work: u64,
+        works: bool,
+    ) {
+        let look = self.now;
+        let allocations = look.allocated.count.saturating_sub(self.window_allocated);
+        let frees = look.freed.count.saturating_sub(self.window_freed);
+        let floor = std::mem::replace(&mut self.floor, look.live.bytes);
+        let objects = std::mem::replace(&mut self.objects, look.live.count);
+        self.window_allocated = look.allocated.count;
+        self.window_freed = look.freed.count;
+        self.windows += 1;
+        if frees > 0 {
+            self.first_free.get_or_insert(self.active);
+        }
+        if now_ns.saturating_sub(look.first_ns) < config.min_age_ns() {
+            return;
+        }
+        let base = *self.base.get_or_insert_with(|| {
+            self.base_old = look.old_bytes.unwrap_or(0);
+            floor
+        });
+        self.low_objects = self.low_objects.min(objects);
+        if self.rests(allocations + frees > 0, works) {
+            self.idle += 1;
+            self.since_rise += 1;
+            return;
+        }
+        self.idle = 0;
+        let count = allocations as f64;
+        if self.active < EARLY {
+            self.early += (count - self.early) / f64::from(self.active + 1);
+            self.late = self.early;
+        }
+        self.late += (count - self.late) * 0.2;
+        self.active += 1;
+        self.pyramid.push(Window {
+            floor,
+            objects: u32::try_from(objects).unwrap_or(u32::MAX),
+            allocations: Rough::of(count as f32),
+            work: Rough::of(work.saturating_sub(allocations) as f32),
+        });
+        let grown = self.high.saturating_sub(base) as f64;
+        if self.active == 1 {
+            self.high = floor;
+        } else if floor as f64 > self.high as f64 + grown * NEW_MAXIMUM {
+            self.high = floor;
             self.rises += 1;
             self.since_rise = 0;
             self.active_since_rise = 0;
-        } else {
-            self.since_rise += 1;
-            self.active_since_rise += u32::from(active);
+            return;
         }
-        self.windows += 1;
-        self.high = self.high.max(floor);
-        self.allocations = sample.allocated.count;
-        self.low_bytes = sample.live.bytes;
+        self.since_rise += 1;
+        self.active_since_rise += 1;
     }
 
-    /// Whether the row was large at any time that is still remembered.
+    /// Whether nothing happens here for longer than usual while the process does less than
+    /// usual.
+    fn rests(&mut self, happened: bool, works: bool) -> bool {
+        if happened {
+            let usual = (self.quiet + 1) as f32;
+            self.usual_quiet += (usual - self.usual_quiet) * 0.2;
+            self.quiet = 0;
+            return false;
+        }
+        self.quiet += 1;
+        !works && self.quiet as f32 > 3.0 * self.usual_quiet
+    }
+
+    /// Frees by age since watching began.
+    pub(super) fn ages(&self) -> [u64; AGE_CLASSES] {
+        let mut ages = self.now.ages;
+        for (now, then) in ages.iter_mut().zip(self.ages) {
+            *now = now.saturating_sub(then);
+        }
+        ages
+    }
+
+    /// By how many objects live memory has grown.
+    pub(super) fn more_objects(&self) -> u64 {
+        self.now.live.count.saturating_sub(self.low_objects)
+    }
+
+    /// Bytes that have become old and are live since the subject is judged, where that is known.
+    pub(super) fn more_old_bytes(&self) -> Option<u64> {
+        self.now.old_bytes.map(|old| old.saturating_sub(self.base_old))
+    }
+
+    /// Allocations until `windows` active windows ago.
+    pub(super) fn allocated_before(&self, windows: u32) -> u64 {
+        let [fine, ..] = &self.pyramid.tiers;
+        let lately = fine.windows.iter().rev().take(usize::try_from(windows).unwrap_or(usize::MAX));
+        let lately: f64 = lately.map(|window| window.allocations.get()).sum();
+        let since = self.now.allocated.count.saturating_sub(self.allocated.count);
+        since.saturating_sub(lately as u64)
+    }
+
+    /// Windows with work since the first free was seen.
+    pub(super) fn turned_over_for(&self) -> Option<u32> {
+        self.first_free.map(|first| self.active.saturating_sub(first))
+    }
+
+    /// By how much more is allocated a window than at first.
+    pub(super) fn load(&self) -> f64 {
+        if self.early > 0.0 { self.late / self.early } else { 1.0 }
+    }
+
+    /// The floor of the last window.
+    pub(super) fn last_floor(&self) -> u64 {
+        let [fine, ..] = &self.pyramid.tiers;
+        fine.windows.back().map_or(self.floor, |window| window.floor)
+    }
+
+    /// Begins anew from the present floor: what grew was freed.
+    pub(super) fn begin_again(&mut self) {
+        let floor = self.last_floor();
+        self.high = floor;
+        self.base = Some(floor);
+        self.rises = 0;
+        self.since_rise = 0;
+        self.active_since_rise = 0;
+    }
+
+    /// Whether the subject was large at any time that is still remembered.
     pub(super) fn matters(&self, watch_bytes: u64) -> bool {
-        self.windows == 0 || self.low_bytes >= watch_bytes || self.recent.highest() >= watch_bytes
+        self.windows == 0 || self.floor >= watch_bytes || self.pyramid.highest() >= watch_bytes
     }
 
-    /// Windows without growth after which growth is over: where it comes in rare steps, three
-    /// times the usual distance between them.
-    pub(super) fn patience(&self, plateau_windows: u32) -> u32 {
-        let distance = self.windows / self.rises.max(1);
-        if self.rises < 3 { plateau_windows } else { plateau_windows.max(distance * 3) }
+    /// Windows without growth after which growth is over: two residence times, and where growth
+    /// comes in rare steps three times the usual distance between them.
+    pub(super) fn patience(&self, config: &VerdictConfig) -> u32 {
+        let residence = self.weighed.residence.saturating_mul(2);
+        let risen = self.active.saturating_sub(self.active_since_rise);
+        let steps = if self.rises < 3 { 0 } else { 3 * risen / self.rises };
+        config.plateau_windows.max(residence).max(steps)
     }
 }

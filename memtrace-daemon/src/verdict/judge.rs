@@ -1,20 +1,26 @@
-//! From a history to a verdict, its evidence, and what would decide an open case.
+//! What is said about a subject when somebody asks: verdict, confidence, evidence and words.
 
 use memtrace_common::{Amount, Domain};
 
-use super::VerdictConfig;
+use super::confidence::confidence;
 use super::history::History;
-use super::series::Trend;
-use super::words::{confidence, reasons};
+use super::residence::{survival, survival_by_ages};
+use super::words::reasons;
+use super::{Subject, VerdictConfig};
 use crate::catalog;
-use crate::ledger::{RowKey, RowSample};
-use crate::snapshot::{Evidence, Verdict};
+use crate::ledger::{Cohorts, RowKey};
+use crate::snapshot::{Evidence, Interval, Survival, Verdict};
 
-/// Share of the growth that must lie in the second half of what was watched: a cache that
-/// fills slows down.
-const LATE_SHARE: f64 = 0.25;
-/// What the books may exceed the slab's growth by before that means anything, bytes.
-const SLAB_TOLERANCE: u64 = 4 << 20;
+/// What the books may exceed the slab's growth by before that means anything: a tenth, and what
+/// was there before the first look.
+const SLAB_MARGIN: f64 = 1.1;
+const SLAB_TOLERANCE: u64 = 1 << 20;
+/// A row is doubted where what the slab does not show is at least this share of it.
+const DOUBTED_SHARE: f64 = 0.5;
+/// Kernel memory that nobody freed after its owner's end: at most this share was.
+const FREED_BY_OTHERS: f64 = 0.05;
+/// Fewer objects than this that outlive a process are no leak, whatever their size.
+const MANY: u64 = 64;
 
 /// What the host tells about how much can be trusted, cumulative from start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +32,8 @@ pub struct Surroundings {
     /// By how much the slab has grown since attach, bytes (0 where it shrank); `None` while
     /// unknown.
     pub slab_growth_bytes: Option<u64>,
+    /// By how much live kernel memory on the books has grown meanwhile, bytes.
+    pub kernel_growth_bytes: u64,
 }
 
 /// Events of one path.
@@ -38,17 +46,17 @@ pub struct Traffic {
 }
 
 impl Surroundings {
-    pub(super) fn of(&self, key: &RowKey) -> Traffic {
-        match key {
-            RowKey::Account { .. } => self.kernel,
-            RowKey::Call { .. } => self.calls,
+    pub(super) const fn of(&self, domain: Domain) -> Traffic {
+        match domain {
+            Domain::Kernel => self.kernel,
+            _ => self.calls,
         }
     }
 }
 
 /// What is known of a row when it is judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RowFacts {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowFacts<'a> {
     /// Now, monotonic ns.
     pub now_ns: u64,
     /// Live bytes.
@@ -57,13 +65,17 @@ pub struct RowFacts {
     pub allocated: Amount,
     /// Freed since attach.
     pub freed: Amount,
+    /// What became of what was allocated when, where single objects are followed.
+    pub cohorts: Option<&'a Cohorts>,
     /// First allocation, monotonic ns.
     pub first_ns: u64,
+    /// Start of its process, monotonic ns.
+    pub process_ns: Option<u64>,
     /// When its process ended, monotonic ns, if the memory outlives it (kernel).
     pub orphan_since_ns: Option<u64>,
 }
 
-/// What is said about a row.
+/// What is said about a subject.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
     /// The verdict.
@@ -80,123 +92,49 @@ pub struct Judgement {
     pub decided_by: Vec<String>,
 }
 
-/// Decides anew at the end of a window.
-pub(super) fn update(
-    config: &VerdictConfig,
-    surroundings: &Surroundings,
-    history: &mut History,
-    sample: &RowSample<'_>,
-    now_ns: u64,
-) {
-    let old = now_ns.saturating_sub(sample.first_ns) >= config.min_age_ns();
-    if old && history.base.is_none() {
-        history.base = Some(history.recent_trend.last);
+pub(super) fn domain(subject: &Subject) -> Domain {
+    match subject {
+        Subject::Row(RowKey::Account { .. }) => Domain::Kernel,
+        Subject::Row(RowKey::Call { function, .. }) => {
+            catalog::name_and_domain(*function).map_or(Domain::Heap, |(_, domain)| domain)
+        }
+        Subject::Process(_, domain) | Subject::Service(_, domain) => *domain,
     }
-    let verdict =
-        if old { decide(config, surroundings, history, sample) } else { Verdict::Warming };
-    if verdict != history.verdict {
-        history.verdict = verdict;
-        history.since_ns = now_ns;
-    }
-}
-
-fn decide(
-    config: &VerdictConfig,
-    surroundings: &Surroundings,
-    history: &History,
-    sample: &RowSample<'_>,
-) -> Verdict {
-    if history.high < config.min_bytes {
-        return Verdict::Steady;
-    }
-    if distrust(config, surroundings, history, &sample.key, sample.live.bytes, sample.freed)
-        .is_some()
-    {
-        return Verdict::Unreliable;
-    }
-    // A leak that rests because its process has nothing to do is still one; growth that was
-    // never called a leak, and rests for whatever reason, has stopped.
-    let rest = match history.verdict {
-        Verdict::Leak => history.active_since_rise,
-        _ => history.since_rise,
-    };
-    if rest >= history.patience(config.plateau_windows) {
-        let base = history.base.unwrap_or(0);
-        let grown = history.high.saturating_sub(base);
-        return if grown >= config.min_bytes && grown >= base / 4 {
-            Verdict::Plateau
-        } else {
-            Verdict::Steady
-        };
-    }
-    let trends = [history.recent_trend, history.whole_trend];
-    let freed_share = share_freed(
-        sample.allocated.saturating_sub(history.allocated),
-        sample.freed.saturating_sub(history.freed),
-    );
-    let little_freed = freed_share.is_none_or(|share| share <= config.leak_freed_share);
-    if little_freed
-        && history.windows >= config.leak_windows
-        && trends.iter().any(|trend| goes_on(config, trend))
-    {
-        return Verdict::Leak;
-    }
-    let grows = trends.iter().any(|trend| trend.run >= config.growing_windows);
-    match history.verdict {
-        _ if grows => Verdict::Growing,
-        // Neither a new step nor long enough without one: what was said stands.
-        said @ (Verdict::Growing | Verdict::Leak | Verdict::Plateau | Verdict::Steady) => said,
-        _ if history.windows <= config.growing_windows => Verdict::Warming,
-        _ => Verdict::Steady,
-    }
-}
-
-/// Whether a trend has gone on for long enough and without slowing down.
-fn goes_on(config: &VerdictConfig, trend: &Trend) -> bool {
-    let steps = trend.windows.saturating_sub(1);
-    steps >= config.leak_windows / 2
-        && f64::from(trend.rising) >= f64::from(steps) * config.leak_rising_share
-        && trend.late_share >= LATE_SHARE
 }
 
 /// Why nothing can be said, if so.
-fn distrust(
+pub(super) fn distrust(
     config: &VerdictConfig,
     surroundings: &Surroundings,
+    domain: Domain,
     history: &History,
-    key: &RowKey,
     live_bytes: u64,
     freed: Amount,
 ) -> Option<String> {
-    let (lost, share) = loss(surroundings, history, key);
+    let (lost, share) = loss(surroundings, domain, history);
     if share > config.loss_share {
         return Some(format!("{lost} events lost while this was watched, {:.0} %", share * 100.0));
     }
-    let growth = surroundings.slab_growth_bytes?;
-    let kernel = domain(key) == Domain::Kernel;
-    if kernel && freed.count == 0 && live_bytes > growth.saturating_add(SLAB_TOLERANCE) {
+    let slab = surroundings.slab_growth_bytes?;
+    let books = surroundings.kernel_growth_bytes;
+    let excess = books.saturating_sub(slab);
+    let exceeds = books as f64 > slab as f64 * SLAB_MARGIN && excess > SLAB_TOLERANCE;
+    let doubted = excess as f64 >= live_bytes as f64 * DOUBTED_SHARE;
+    if domain == Domain::Kernel && freed.count == 0 && exceeds && doubted {
         return Some(format!(
-            "no free was ever seen here and the books ({live_bytes} bytes) exceed the slab's \
-             growth ({growth} bytes): it is freed where it cannot be seen (kfree_rcu)"
+            "no free was ever seen here and the books have grown by {books} bytes, the slab by \
+             {slab}: it is freed where it cannot be seen (kfree_rcu)"
         ));
     }
     None
 }
 
-fn loss(surroundings: &Surroundings, history: &History, key: &RowKey) -> (u64, f64) {
-    let now = surroundings.of(key);
+/// Events lost while a subject was watched, and their share.
+fn loss(surroundings: &Surroundings, domain: Domain, history: &History) -> (u64, f64) {
+    let now = surroundings.of(domain);
     let lost = now.lost.saturating_sub(history.traffic.lost);
     let seen = now.seen.saturating_sub(history.traffic.seen);
     (lost, lost as f64 / (lost + seen).max(1) as f64)
-}
-
-fn domain(key: &RowKey) -> Domain {
-    match key {
-        RowKey::Account { .. } => Domain::Kernel,
-        RowKey::Call { function, .. } => {
-            catalog::name_and_domain(*function).map_or(Domain::Heap, |(_, domain)| domain)
-        }
-    }
 }
 
 /// Share of allocated bytes that were freed; by count where no bytes are known.
@@ -213,31 +151,45 @@ fn share_freed(allocated: Amount, freed: Amount) -> Option<f64> {
 pub(super) fn judge(
     config: &VerdictConfig,
     surroundings: &Surroundings,
-    key: &RowKey,
+    subject: &Subject,
     history: Option<&History>,
-    row: &RowFacts,
+    row: &RowFacts<'_>,
 ) -> Judgement {
     let mut judgement = match history {
-        Some(history) => of_history(config, surroundings, key, history, row),
+        Some(history) => of_history(config, surroundings, domain(subject), history, row),
         None => unwatched(config, row),
     };
-    let orphan_since_ns = row.orphan_since_ns.filter(|since_ns| {
-        row.now_ns.saturating_sub(*since_ns) >= config.min_age_ns()
-            && row.live_bytes >= config.min_bytes
-    });
-    if let Some(since_ns) = orphan_since_ns
-        && judgement.verdict != Verdict::Unreliable
-    {
-        judgement.verdict = Verdict::Orphaned;
-        judgement.confidence = Some(0.9);
-        judgement.since_ns = since_ns;
-        let seconds = row.now_ns.saturating_sub(since_ns) / 1_000_000_000;
-        judgement.decided_by = vec![format!("still live {seconds} s after its process ended")];
+    if judgement.verdict != Verdict::Unreliable {
+        outlived(config, row, &mut judgement);
     }
     judgement
 }
 
-fn unwatched(config: &VerdictConfig, row: &RowFacts) -> Judgement {
+/// Kernel memory that outlives its owner: orphaned, and a leak where it is much and nobody has
+/// freed of it for as long as it takes to tell.
+fn outlived(config: &VerdictConfig, row: &RowFacts<'_>, judgement: &mut Judgement) {
+    let Some(since_ns) = row.orphan_since_ns else { return };
+    let age_ns = row.now_ns.saturating_sub(since_ns);
+    if age_ns < config.min_age_ns() || row.live_bytes < config.min_bytes {
+        return;
+    }
+    let seconds = age_ns / 1_000_000_000;
+    let freed = share_freed(row.allocated, row.freed).unwrap_or(1.0);
+    let long = age_ns >= config.window_ns().saturating_mul(u64::from(config.leak_windows));
+    let nobody = freed <= FREED_BY_OTHERS && row.allocated.count >= MANY;
+    judgement.decided_by = vec![format!("still live {seconds} s after its process ended")];
+    if long && nobody {
+        judgement.verdict = Verdict::Leak;
+        judgement.confidence = Some(0.9);
+        judgement.decided_by.push(format!("nobody frees it: {:.0} % was freed", freed * 100.0));
+    } else {
+        judgement.verdict = Verdict::Orphaned;
+        judgement.confidence = Some(0.9);
+    }
+    judgement.since_ns = since_ns;
+}
+
+fn unwatched(config: &VerdictConfig, row: &RowFacts<'_>) -> Judgement {
     let young = row.now_ns.saturating_sub(row.first_ns) < config.min_age_ns();
     Judgement {
         verdict: if young { Verdict::Warming } else { Verdict::Steady },
@@ -254,40 +206,91 @@ fn unwatched(config: &VerdictConfig, row: &RowFacts) -> Judgement {
 fn of_history(
     config: &VerdictConfig,
     surroundings: &Surroundings,
-    key: &RowKey,
+    domain: Domain,
     history: &History,
-    row: &RowFacts,
+    row: &RowFacts<'_>,
 ) -> Judgement {
-    let (recent, whole) = (history.recent_trend, history.whole_trend);
-    // The whole life says more where it is longer and rises.
-    let long = history.whole.width > 1 && whole.rising + 1 >= whole.windows;
-    let (trend, width) = if long { (whole, history.whole.width) } else { (recent, 1) };
-    let window_seconds = config.window_seconds * f64::from(width);
-    let steps = trend.windows.saturating_sub(1);
-    let growth = (steps > 0)
-        .then(|| (trend.last as f64 - trend.first as f64) / (f64::from(steps) * window_seconds));
+    let (lost_events, lost_share) = loss(surroundings, domain, history);
+    let mut evidence = of_trend(config, history);
     let allocated = row.allocated.saturating_sub(history.allocated);
-    let (lost_events, lost_share) = loss(surroundings, history, key);
     let grown = row.live_bytes as f64 - history.live_bytes as f64;
-    let evidence = Evidence {
-        floor_first_bytes: (trend.windows > 0).then_some(trend.first),
-        floor_last_bytes: (trend.windows > 0).then_some(trend.last),
-        windows: trend.windows,
-        window_seconds,
-        rising_windows: trend.rising,
-        bytes_per_allocation: (allocated.count > 0).then(|| grown / allocated.count as f64),
-        freed_share: share_freed(row.allocated, row.freed),
-        lost_events,
-        watched_seconds: row.now_ns.saturating_sub(history.watched_ns) as f64 / 1e9,
-        ..Evidence::default()
+    let age = |since_ns: u64| row.now_ns.saturating_sub(since_ns) as f64 / 1e9;
+    evidence.bytes_per_allocation = (allocated.count > 0).then(|| grown / allocated.count as f64);
+    evidence.freed_share = share_freed(row.allocated, row.freed);
+    evidence.survival = survivors(config, history, row);
+    evidence.lost_events = lost_events;
+    evidence.lost_share = lost_share;
+    evidence.explained_ratio = match (domain, surroundings.slab_growth_bytes) {
+        (Domain::Kernel, Some(slab)) if slab > SLAB_TOLERANCE => {
+            Some(surroundings.kernel_growth_bytes as f64 / slab as f64)
+        }
+        _ => None,
     };
-    let distrust = distrust(config, surroundings, history, key, row.live_bytes, row.freed);
+    evidence.watched_seconds = age(history.watched_ns);
+    evidence.site_age_seconds = Some(age(row.first_ns));
+    evidence.process_age_seconds = row.process_ns.map(age);
+    let distrust = distrust(config, surroundings, domain, history, row.live_bytes, row.freed);
+    let decided_by = match (history.verdict, distrust) {
+        (Verdict::Unreliable, distrust) => distrust.into_iter().collect(),
+        (verdict, _) => reasons(config, verdict, &history.weighed, &evidence),
+    };
     Judgement {
         verdict: history.verdict,
-        confidence: confidence(config, history, &trend, lost_share),
-        growth_bytes_per_second: growth,
+        confidence: confidence(config, history, lost_share),
+        growth_bytes_per_second: evidence.slope_bytes_per_second.map(|slope| slope.value),
         since_ns: history.since_ns,
-        decided_by: reasons(config, history, &trend, window_seconds, &evidence, distrust),
+        decided_by,
         evidence,
     }
+}
+
+/// What the trend that says most has to say.
+pub(super) fn of_trend(config: &VerdictConfig, history: &History) -> Evidence {
+    let seconds = config.window_seconds;
+    let active = f64::from(history.active) / f64::from(history.windows.max(1));
+    let mut evidence = Evidence {
+        window_seconds: seconds,
+        active_share: (history.windows > 0).then_some(active),
+        since_maximum_seconds: (history.active > 0)
+            .then(|| f64::from(history.since_rise) * seconds),
+        new_maxima: history.rises,
+        ..Evidence::default()
+    };
+    let weighed = &history.weighed;
+    let Some(trend) = &weighed.trend else { return evidence };
+    let slope = trend.slope;
+    // `as` saturates: floors come from whole bytes.
+    evidence.floor_first_bytes = Some(trend.first as u64);
+    evidence.floor_last_bytes = Some(trend.last as u64);
+    evidence.windows = trend.points;
+    evidence.window_seconds = seconds * f64::from(trend.width);
+    evidence.rising_windows = trend.rising;
+    if trend.points >= 4 {
+        let [low, value, high] = [slope.low, slope.value, slope.high].map(|slope| slope / seconds);
+        evidence.slope_bytes_per_second = Some(Interval { low, value, high });
+        evidence.trend_p = Some(slope.p);
+        let more = trend.objects_last - trend.objects_first;
+        let time = f64::from(trend.windows()).max(1.0) * seconds * 2.0 / 3.0;
+        evidence.slope_objects_per_second = Some(more / time);
+    }
+    evidence.late_over_early = trend.straight();
+    evidence.residence_seconds = weighed.turns_over.then(|| f64::from(weighed.residence) * seconds);
+    evidence.load_ratio = trend.load;
+    evidence
+}
+
+fn survivors(config: &VerdictConfig, history: &History, row: &RowFacts<'_>) -> Vec<Survival> {
+    match row.cohorts {
+        Some(cohorts) => survival(cohorts, window_of(config, row.now_ns), config.window_seconds),
+        None => survival_by_ages(
+            &history.ages(),
+            |windows| history.allocated_before(windows),
+            config.window_seconds,
+        ),
+    }
+}
+
+/// The window that a time lies in, as cohorts count them.
+pub(super) fn window_of(config: &VerdictConfig, now_ns: u64) -> u32 {
+    u32::try_from(now_ns / config.window_ns()).unwrap_or(u32::MAX)
 }

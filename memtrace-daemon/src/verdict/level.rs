@@ -1,44 +1,79 @@
 //! Something that is only measured: resident memory, host memory that nobody owns. It has no
 //! allocations and no frees, so its floor alone must say whether it grows.
 
+use memtrace_common::Amount;
+
 use super::VerdictConfig;
+use super::decide::decide;
+use super::history::{History, Look};
+use super::judge::{Traffic, of_trend};
+use super::scratch::Scratch;
+use super::weigh::weigh;
+use super::words::reasons;
 use crate::snapshot::{Evidence, Verdict};
 
 /// A measured level and its history.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Level {
-    first: Option<u64>,
-    verdict: Verdict,
+    history: Option<Box<History>>,
+    window_start_ns: u64,
+    first_ns: u64,
 }
 
 impl Level {
     /// No history yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { first: None, verdict: Verdict::Warming }
+        Self { history: None, window_start_ns: 0, first_ns: 0 }
     }
 
-    /// Takes a measurement, bytes. More than one a window is fine.
-    pub fn observe(&mut self, _config: &VerdictConfig, _now_ns: u64, bytes: u64) {
-        self.first.get_or_insert(bytes);
+    /// Takes a measurement, bytes. More than one a window is fine, and so is a window without.
+    pub fn observe(&mut self, config: &VerdictConfig, now_ns: u64, bytes: u64) {
+        let live = Amount { count: 0, bytes };
+        let history = match &mut self.history {
+            Some(history) => history,
+            None => {
+                (self.window_start_ns, self.first_ns) = (now_ns, now_ns);
+                let look = Look { low_bytes: bytes, live, first_ns: now_ns, ..Look::default() };
+                let new = History::new(now_ns, 0, &look, Traffic::default(), 0);
+                self.history.insert(Box::new(new))
+            }
+        };
+        // What is measured always works: its rest is rest, never idleness.
+        history.tick(&Look { low_bytes: bytes, live, first_ns: self.first_ns, ..Look::default() });
+        if now_ns.saturating_sub(self.window_start_ns) >= config.window_ns() {
+            self.window_start_ns = now_ns;
+            history.end_window(config, now_ns, 0, true);
+            history.weighed = weigh(config, history, None, &mut Scratch::default());
+            decide(config, history, false, now_ns);
+        }
     }
 
     /// `warming`, `steady`, `growing`, `plateau`, or `leak` where it has risen for as long as a
     /// site without frees must.
     #[must_use]
-    pub const fn verdict(&self) -> Verdict {
-        self.verdict
+    pub fn verdict(&self) -> Verdict {
+        self.history.as_ref().map_or(Verdict::Warming, |history| history.verdict)
+    }
+
+    /// Since when that holds, monotonic ns; 0 before the first measurement.
+    #[must_use]
+    pub fn since_ns(&self) -> u64 {
+        self.history.as_ref().map_or(0, |history| history.since_ns)
     }
 
     /// What that rests on.
     #[must_use]
-    pub fn evidence(&self, _config: &VerdictConfig, _now_ns: u64) -> Evidence {
-        Evidence { floor_first_bytes: self.first, ..Evidence::default() }
+    pub fn evidence(&self, config: &VerdictConfig, now_ns: u64) -> Evidence {
+        let Some(history) = &self.history else { return Evidence::default() };
+        let watched_seconds = now_ns.saturating_sub(history.watched_ns) as f64 / 1e9;
+        Evidence { watched_seconds, ..of_trend(config, history) }
     }
-}
 
-impl Default for Level {
-    fn default() -> Self {
-        Self::new()
+    /// What decided, or would decide.
+    #[must_use]
+    pub fn reasons(&self, config: &VerdictConfig, now_ns: u64) -> Vec<String> {
+        let Some(history) = &self.history else { return Vec::new() };
+        reasons(config, history.verdict, &history.weighed, &self.evidence(config, now_ns))
     }
 }

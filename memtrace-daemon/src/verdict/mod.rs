@@ -1,18 +1,26 @@
-//! The first verdict: does the floor of live bytes rise at a site, and does it go on rising?
+//! Verdicts: is what grows a leak, or a cache, a pool, warm-up or load?
 //!
-//! Pure: no I/O and no clock; rows and time come in. It is kept small on purpose, with one way
-//! in ([`Verdicts::observe`]) and one way out ([`Verdicts::judge`]), so that a better engine
-//! can take its place. "Undecided, and here is why" is a good answer; a wrong verdict is the
-//! worst one, so a leak takes long evidence.
+//! Pure: no I/O and no clock; rows and time come in. One way in ([`Rule::observe`]), one way out
+//! ([`Verdicts::judge`]). Floors of windows go into histories ([`pyramid`]); once a window each
+//! is weighed ([`weigh`]), staggered over its ticks, and decided about ([`decide`]).
+//! "Undecided, and here is why" is a good answer; a wrong verdict is the worst one.
 
+mod confidence;
 mod config;
+mod decide;
 mod history;
 mod judge;
 mod level;
+mod pyramid;
+mod residence;
 mod rule;
-mod series;
+mod scratch;
+mod stats;
+mod sums;
 #[cfg(test)]
 mod tests;
+mod trend;
+mod weigh;
 mod words;
 
 pub use config::VerdictConfig;
@@ -20,24 +28,35 @@ pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
 pub use rule::{Rule, Subject};
 
-use rustc_hash::FxHashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher, BuildHasherDefault};
 
-use crate::ledger::{RowKey, RowSample};
+use memtrace_common::Domain;
+use rustc_hash::{FxHashMap, FxHasher};
+
+use crate::ledger::{Cohorts, FoldedKey, RowKey, RowSample};
 use crate::snapshot::Verdict;
-use history::History;
+use history::{History, Look};
+use scratch::Scratch;
+use sums::Sums;
 
-/// Rows below this share of the smallest size that is judged have no history: it is what
+/// Subjects below this share of the smallest size that is judged have no history: it is what
 /// keeps ten thousand small sites cheap.
 const WATCH_SHARE: u64 = 4;
 
-/// The histories of all rows that are large enough to matter, and what follows from them.
+/// The histories of all subjects that are large enough to matter, and what follows from them.
 #[derive(Debug)]
 pub struct Verdicts {
     config: VerdictConfig,
-    rows: FxHashMap<RowKey, History>,
+    subjects: FxHashMap<Subject, History>,
+    sums: Sums,
     surroundings: Surroundings,
     window_start_ns: Option<u64>,
+    /// Looks so far; ticks in this window and in the last one.
     round: u64,
+    tick: u64,
+    ticks: u64,
+    scratch: Scratch,
 }
 
 impl Verdicts {
@@ -46,66 +65,154 @@ impl Verdicts {
     pub fn new(config: VerdictConfig) -> Self {
         Self {
             config,
-            rows: FxHashMap::default(),
+            subjects: FxHashMap::default(),
+            sums: Sums::default(),
             surroundings: Surroundings::default(),
             window_start_ns: None,
             round: 0,
-        }
-    }
-
-    /// Takes one look at the books, once a tick. `rows` calls back with every row that there
-    /// is; rows that are not among them are forgotten.
-    pub fn observe(
-        &mut self,
-        now_ns: u64,
-        surroundings: Surroundings,
-        rows: impl FnOnce(&mut dyn FnMut(&RowSample<'_>)),
-    ) {
-        self.surroundings = surroundings;
-        self.round += 1;
-        let start_ns = *self.window_start_ns.get_or_insert(now_ns);
-        let window_ends = now_ns.saturating_sub(start_ns) >= self.config.window_ns();
-        let watch_bytes = self.config.min_bytes / WATCH_SHARE;
-        rows(&mut |sample| {
-            let history = match self.rows.get_mut(&sample.key) {
-                Some(history) => history,
-                None if sample.live.bytes >= watch_bytes && !sample.frozen => {
-                    let traffic = surroundings.of(&sample.key);
-                    let history = History::new(now_ns, sample, traffic, &self.config);
-                    self.rows.entry(sample.key).or_insert(history)
-                }
-                None => return,
-            };
-            history.round = self.round;
-            if sample.frozen {
-                return;
-            }
-            history.tick(sample);
-            if window_ends {
-                history.end_window(sample);
-                judge::update(&self.config, &surroundings, history, sample, now_ns);
-            }
-        });
-        if window_ends {
-            self.window_start_ns = Some(now_ns);
-            let round = self.round;
-            self.rows.retain(|_, history| {
-                history.round == round
-                    && (history.matters(watch_bytes) || history.verdict != Verdict::Steady)
-            });
+            tick: 0,
+            ticks: 1,
+            scratch: Scratch::default(),
         }
     }
 
     /// What is to be said about a row.
     #[must_use]
-    pub fn judge(&self, key: &RowKey, row: &RowFacts) -> Judgement {
-        judge::judge(&self.config, &self.surroundings, key, self.rows.get(key), row)
+    pub fn judge(&self, key: &RowKey, row: &RowFacts<'_>) -> Judgement {
+        self.judge_subject(&Subject::Row(*key), row)
     }
 
-    /// How many rows have a history.
+    fn judge_subject(&self, subject: &Subject, row: &RowFacts<'_>) -> Judgement {
+        let history = self.subjects.get(subject);
+        judge::judge(&self.config, &self.surroundings, subject, history, row)
+    }
+
+    /// What is to be said about all sites of a process in a domain; `None` where they are few
+    /// or small.
+    #[must_use]
+    pub fn judge_process(&self, serial: u32, domain: Domain, now_ns: u64) -> Option<Judgement> {
+        let sum = self.sums.processes.get(&(serial, domain))?;
+        self.judge_sum(Subject::Process(serial, domain), &sum.look, now_ns)
+    }
+
+    /// What is to be said about a service, and its processes now, those of them that grow, and
+    /// all that ever were.
+    #[must_use]
+    pub fn judge_service(
+        &self,
+        service: FoldedKey,
+        domain: Domain,
+        now_ns: u64,
+    ) -> Option<(Judgement, [u32; 3])> {
+        let sum = self.sums.services.get(&(service, domain))?;
+        let judgement = self.judge_sum(Subject::Service(service, domain), &sum.look(), now_ns)?;
+        Some((judgement, [sum.members, sum.rising, sum.ever]))
+    }
+
+    /// Services that anything is said about.
+    pub fn services(&self) -> impl Iterator<Item = (FoldedKey, Domain)> {
+        self.subjects.keys().filter_map(|subject| match subject {
+            Subject::Service(service, domain) => Some((*service, *domain)),
+            _ => None,
+        })
+    }
+
+    fn judge_sum(&self, subject: Subject, look: &Look, now_ns: u64) -> Option<Judgement> {
+        self.subjects.get(&subject)?;
+        let facts = RowFacts {
+            now_ns,
+            live_bytes: look.live.bytes,
+            allocated: look.allocated,
+            freed: look.freed,
+            first_ns: look.first_ns,
+            ..RowFacts::default()
+        };
+        Some(self.judge_subject(&subject, &facts))
+    }
+
+    /// How many subjects have a history.
     #[must_use]
     pub fn watched(&self) -> usize {
-        self.rows.len()
+        self.subjects.len()
+    }
+
+    /// Takes a look at a row.
+    fn look_at_row(&mut self, now_ns: u64, sample: &RowSample<'_>) {
+        let window = judge::window_of(&self.config, now_ns);
+        self.sums.add(sample, self.round, (self.tick == 0).then_some(window));
+        let cohorts = sample.cohorts.map(|cohorts| (cohorts, window));
+        let subject = Subject::Row(sample.key);
+        self.look_at(now_ns, subject, sample.owner, &weigh::look(sample), cohorts, sample.frozen);
+    }
+
+    /// Takes a look at a subject, and weighs it if it is its turn.
+    fn look_at(
+        &mut self,
+        now_ns: u64,
+        subject: Subject,
+        owner: u32,
+        look: &Look,
+        cohorts: Option<(&Cohorts, u32)>,
+        frozen: bool,
+    ) {
+        let Self { config, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
+        let domain = judge::domain(&subject);
+        let history = match subjects.entry(subject) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(_) if frozen || look.live.bytes < config.min_bytes / WATCH_SHARE => {
+                return;
+            }
+            Entry::Vacant(new) => {
+                let slot = BuildHasherDefault::<FxHasher>::default().hash_one(subject);
+                new.insert(History::new(now_ns, owner, look, surroundings.of(domain), slot))
+            }
+        };
+        history.round = *round;
+        if frozen {
+            return;
+        }
+        history.tick(look);
+        // Not all at once, but each once a window.
+        if history.slot % *ticks == *tick {
+            history.weighed = weigh::weigh(config, history, cohorts, scratch);
+            let distrusted =
+                judge::distrust(config, surroundings, domain, history, look.live.bytes, look.freed);
+            decide::decide(config, history, distrusted.is_some(), now_ns);
+        }
+    }
+
+    /// Takes a look at processes of several sites, and at services of several processes.
+    fn look_at_sums(&mut self, now_ns: u64) {
+        let round = self.round;
+        self.sums.look(round);
+        let sums = std::mem::take(&mut self.sums);
+        for ((serial, domain), sum) in &sums.processes {
+            if sum.round == round && sum.rows > 1 {
+                let subject = Subject::Process(*serial, *domain);
+                self.look_at(now_ns, subject, *serial, &sum.look, None, false);
+            }
+        }
+        for ((service, domain), sum) in &sums.services {
+            if sum.has_several() {
+                let subject = Subject::Service(*service, *domain);
+                self.look_at(now_ns, subject, 0, &sum.look(), None, false);
+            }
+        }
+        self.sums = sums;
+    }
+
+    fn end_window(&mut self, now_ns: u64) {
+        let Self { config, subjects, sums, round, .. } = self;
+        sums.end_window(*round);
+        let watch_bytes = config.min_bytes / WATCH_SHARE;
+        subjects.retain(|_, history| {
+            if history.round != *round {
+                return false;
+            }
+            let (work, works) = sums.work(history.owner);
+            history.end_window(config, now_ns, work, works);
+            history.matters(watch_bytes) || history.verdict != Verdict::Steady
+        });
     }
 }
 
@@ -116,12 +223,22 @@ impl Rule for Verdicts {
         surroundings: Surroundings,
         rows: &mut dyn FnMut(&mut dyn FnMut(&RowSample<'_>)),
     ) {
-        Self::observe(self, now_ns, surroundings, |each| rows(each));
+        self.surroundings = surroundings;
+        self.round += 1;
+        let start_ns = *self.window_start_ns.get_or_insert(now_ns);
+        rows(&mut |sample| self.look_at_row(now_ns, sample));
+        self.look_at_sums(now_ns);
+        self.tick += 1;
+        if now_ns.saturating_sub(start_ns) >= self.config.window_ns() {
+            self.end_window(now_ns);
+            self.window_start_ns = Some(now_ns);
+            self.ticks = std::mem::take(&mut self.tick);
+        }
     }
 
     fn said(&self, each: &mut dyn FnMut(Subject, Verdict)) {
-        for (key, history) in &self.rows {
-            each(Subject::Row(*key), history.verdict);
+        for (subject, history) in &self.subjects {
+            each(*subject, history.verdict);
         }
     }
 }

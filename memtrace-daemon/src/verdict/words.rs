@@ -1,67 +1,125 @@
-//! How sure a verdict is, and why, in words that a person can check.
+//! A verdict in words that a person can check: what was seen, and what would decide.
 
 use super::VerdictConfig;
-use super::history::History;
-use super::series::Trend;
+use super::weigh::{Missing, Weighed, missing};
+use crate::human;
 use crate::snapshot::{Evidence, Verdict};
-
-/// A rough measure, to be replaced by intervals: how much of what would be needed was seen.
-pub(super) fn confidence(
-    config: &VerdictConfig,
-    history: &History,
-    trend: &Trend,
-    lost_share: f64,
-) -> Option<f64> {
-    let steps = f64::from(trend.windows.saturating_sub(1).max(1));
-    let rising = f64::from(trend.rising) / steps;
-    let watched = (f64::from(history.windows) / f64::from(config.leak_windows.max(1))).min(1.0);
-    let base = match history.verdict {
-        Verdict::Leak => 0.6 + 0.35 * rising,
-        Verdict::Growing => 0.3 + 0.3 * watched * rising,
-        Verdict::Plateau | Verdict::Steady => 0.5 + 0.4 * watched,
-        _ => return None,
-    };
-    Some((base * (1.0 - lost_share)).clamp(0.0, 1.0))
-}
 
 /// What decided, or would decide.
 pub(super) fn reasons(
     config: &VerdictConfig,
-    history: &History,
-    trend: &Trend,
-    window_seconds: f64,
+    verdict: Verdict,
+    weighed: &Weighed,
     evidence: &Evidence,
-    distrust: Option<String>,
 ) -> Vec<String> {
-    let rose = || {
-        let steps = trend.windows.saturating_sub(1);
-        format!("floor rose in {} of {steps} windows of {window_seconds} s", trend.rising)
-    };
-    match history.verdict {
-        Verdict::Growing => {
-            let mut reasons = vec![rose()];
-            let missing = config.leak_windows.saturating_sub(history.windows);
-            if missing > 0 {
-                let seconds = f64::from(missing) * config.window_seconds;
-                reasons.push(format!("{} more tell", duration(seconds)));
-            }
-            match evidence.freed_share {
-                Some(share) if share > 0.0 => {
-                    reasons.push(format!("{:.0} % of what was allocated was freed", share * 100.0));
-                }
-                _ => reasons.push("no frees seen yet".to_owned()),
+    match verdict {
+        Verdict::Leak => {
+            let mut reasons = vec![rose(evidence)];
+            reasons.extend(chance(evidence));
+            reasons.extend(kept(weighed, evidence));
+            reasons.extend(straight(weighed));
+            reasons.extend(by_allocation(evidence));
+            if weighed.idle > 0 {
+                reasons.push("the site is idle now; nothing of what it kept was freed".to_owned());
             }
             reasons
         }
-        Verdict::Leak => {
-            let share = evidence.freed_share.unwrap_or(0.0) * 100.0;
-            vec![rose(), format!("{share:.0} % of what was allocated was freed")]
+        Verdict::Growing => {
+            let mut reasons = vec![rose(evidence)];
+            let missing = missing(config, weighed);
+            reasons.extend(missing.iter().map(|missing| wants(config, weighed, missing)));
+            if !weighed.turns_over {
+                reasons.push("no frees seen yet: a cache that fills looks the same".to_owned());
+            }
+            reasons
         }
-        Verdict::Unreliable => distrust.into_iter().collect(),
+        Verdict::Plateau => {
+            let since = evidence.since_maximum_seconds.unwrap_or(0.0);
+            vec![format!("it grew, and has not grown for {}", human::duration(since))]
+        }
         _ => Vec::new(),
     }
 }
 
-fn duration(seconds: f64) -> String {
-    if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
+fn rose(evidence: &Evidence) -> String {
+    format!(
+        "floor rose in {} of {} windows of {} s",
+        evidence.rising_windows,
+        evidence.windows.saturating_sub(1),
+        evidence.window_seconds
+    )
+}
+
+fn chance(evidence: &Evidence) -> Option<String> {
+    let (slope, p) = (evidence.slope_bytes_per_second?, evidence.trend_p?);
+    Some(format!(
+        "by {} a second ({} to {} with 95 %); by chance with p = {p:.0e}",
+        human::about_bytes(slope.value),
+        human::about_bytes(slope.low),
+        human::about_bytes(slope.high)
+    ))
+}
+
+fn kept(weighed: &Weighed, evidence: &Evidence) -> Option<String> {
+    let freed = evidence.freed_share? * 100.0;
+    if !weighed.turns_over {
+        return Some(match freed > 0.0 {
+            true => format!("{freed:.0} % of what was allocated was freed"),
+            false => "nothing was ever freed".to_owned(),
+        });
+    }
+    let residence = human::duration(evidence.residence_seconds?);
+    let last = evidence.survival.last()?;
+    Some(format!(
+        "what is freed is freed within {residence}; of what is older than {} there is still {}",
+        human::duration(last.age_seconds),
+        share(last.share)
+    ))
+}
+
+fn share(share: f64) -> String {
+    match share * 100.0 {
+        percent if percent >= 1.0 || percent == 0.0 => format!("{percent:.0} %"),
+        percent => format!("{percent:.2} %"),
+    }
+}
+
+fn straight(weighed: &Weighed) -> Option<String> {
+    let ratio = weighed.trend?.straight()?;
+    Some(format!("it does not slow down: late growth is {ratio:.2} of growth before"))
+}
+
+fn by_allocation(evidence: &Evidence) -> Option<String> {
+    let bytes = evidence.bytes_per_allocation?;
+    (bytes > 0.0).then(|| format!("{} an allocation stay", human::about_bytes(bytes)))
+}
+
+fn wants(config: &VerdictConfig, weighed: &Weighed, missing: &Missing) -> String {
+    match missing {
+        Missing::Time(windows) => {
+            let seconds = f64::from(*windows) * config.window_seconds;
+            format!("{} more of this tell", human::duration(seconds))
+        }
+        Missing::Steps(seen, needed) => {
+            format!("it grew in {seen} steps; {needed} tell first uses from a leak")
+        }
+        Missing::Chance(p) => format!("it may be chance (p = {p:.2})"),
+        Missing::Straight(ratio) => format!(
+            "it slows down: late growth is {ratio:.2} of growth before, as where a cache fills"
+        ),
+        Missing::Rest(windows) => {
+            let seconds = f64::from(*windows) * config.window_seconds;
+            format!("it has not grown for {}", human::duration(seconds))
+        }
+        Missing::Load(ratio) => {
+            format!("load explains it: {ratio:.1} times as many allocations as at first")
+        }
+        Missing::Old(share) => format!(
+            "what is live is young: {:.0} % of the growth is older than {}",
+            share * 100.0,
+            human::duration(
+                f64::from(weighed.residence.saturating_mul(2).max(2)) * config.window_seconds
+            )
+        ),
+    }
 }

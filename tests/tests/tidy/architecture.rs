@@ -114,7 +114,7 @@ pub const RULES: &[Rule] = &[
     ),
     rule(
         "memtrace-daemon/src/verdict",
-        CrateBut(&["catalog", "ledger", "record", "snapshot"]),
+        CrateBut(&["catalog", "human", "ledger", "record", "snapshot"]),
         "the verdict judges the books only",
     ),
     rule(

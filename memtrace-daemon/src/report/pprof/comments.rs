@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::human;
 use crate::report::filter::Filter;
-use crate::report::human;
 use crate::report::text::{meaning, sampling, subject};
 use crate::snapshot::{Site, Snapshot};
 

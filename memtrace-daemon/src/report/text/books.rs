@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::Page;
-use crate::report::human;
+use crate::human;
 use crate::report::table::{Align, Table};
 use crate::snapshot::{Snapshot, Terms};
 

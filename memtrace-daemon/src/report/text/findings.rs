@@ -3,8 +3,8 @@
 use std::io;
 
 use super::{Page, called, indented, more, stack};
+use crate::human;
 use crate::report::escape::escape;
-use crate::report::human;
 use crate::report::table::{Align, Table};
 use crate::snapshot::{Evidence, Finding, Process, Site, Snapshot, Verdict};
 

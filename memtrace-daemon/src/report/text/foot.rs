@@ -6,8 +6,8 @@ use std::io;
 use memtrace_common::LossCause;
 
 use super::{Page, labelled, more};
+use crate::human;
 use crate::report::escape::escape;
-use crate::report::human;
 use crate::snapshot::{CoverageRow, Loss, ProcessTerms, Snapshot};
 
 /// Rows of coverage that are not covered and shown.

@@ -8,7 +8,7 @@ use std::io;
 use memtrace_common::Amount;
 
 use super::{Page, called, more, stack};
-use crate::report::human;
+use crate::human;
 use crate::report::table::{Align, Table};
 use crate::snapshot::{OWN_PROBES, Process, Site, Snapshot};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::{Page, called, stack};
+use crate::human;
 use crate::report::frames::headline;
-use crate::report::human;
 use crate::report::table::{Align, Table};
 use crate::snapshot::{Process, Site, Snapshot};
 

@@ -15,7 +15,7 @@ pub use foot::loss_lines;
 pub(in crate::report) use foot::{meaning, sampling, subject};
 
 use super::escape::{columns, escape, wrap};
-use super::human;
+use crate::human;
 use crate::snapshot::{Process, Snapshot};
 
 /// Narrower terminals get lines that break: below this a table says nothing.

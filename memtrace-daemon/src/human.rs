@@ -6,6 +6,12 @@ pub fn bytes(bytes: u64) -> String {
     scaled(bytes as f64)
 }
 
+/// The same of what was calculated, and may be a part of a byte or less than nothing.
+#[must_use]
+pub fn about_bytes(bytes: f64) -> String {
+    if bytes < 0.0 { format!("-{}", scaled(-bytes)) } else { scaled(bytes) }
+}
+
 fn scaled(bytes: f64) -> String {
     let mut value = bytes;
     let mut unit = "B";

@@ -1,0 +1,98 @@
+//! Findings above the site: a process whose many sites grow a little each, and a service whose
+//! workers grow, or grow until they die and are started again.
+
+use memtrace_common::Domain;
+use rustc_hash::FxHashMap;
+
+use super::core::{Core, Setting};
+use super::finding;
+use crate::ledger::{FoldedKey, text};
+use crate::snapshot::{Finding, Process, Verdict};
+use crate::verdict::Judgement;
+
+/// A process' finding says nothing new where findings of its sites explain this share of its
+/// growth.
+const EXPLAINED: f64 = 0.5;
+
+/// Whether growth at a level above the site is worth a finding.
+fn is_news(judgement: &Judgement) -> bool {
+    matches!(judgement.verdict, Verdict::Leak | Verdict::Growing)
+}
+
+/// A finding about all sites of a process in a domain, if it says more than those of its sites.
+pub(super) fn of_process(
+    core: &Core,
+    setting: &Setting,
+    (process, serial): (&Process, u32),
+    domain: Domain,
+    sites: &[Finding],
+    now_ns: u64,
+) -> Option<Finding> {
+    let mut judgement = core.verdicts.judge_process(serial, domain, now_ns)?;
+    if !is_news(&judgement) {
+        return None;
+    }
+    let growth = judgement.growth_bytes_per_second.unwrap_or(0.0);
+    let own = |finding: &&Finding| finding.level == "site" && finding.domain == domain.name();
+    let slope = |finding: &Finding| finding.evidence.slope_bytes_per_second;
+    let explained: f64 =
+        sites.iter().filter(own).filter_map(slope).map(|slope| slope.value.max(0.0)).sum();
+    if explained >= growth * EXPLAINED {
+        return None;
+    }
+    let many = process.sites.iter().filter(|site| site.domain == domain.name()).count();
+    judgement.decided_by.push(format!("the sum over {many} sites, none of which explains it"));
+    Some(Finding {
+        level: "process",
+        domain: domain.name(),
+        processes: vec![process.pid],
+        comm: process.comm.clone(),
+        site: None,
+        function: None,
+        exhaustion: finding::exhaustion(&core.host, domain.name(), process.pid, growth),
+        ..finding::of_judgement(setting, judgement)
+    })
+}
+
+/// Findings about services.
+pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Finding> {
+    let mut services: Vec<(FoldedKey, Domain)> = core.verdicts.services().collect();
+    services.sort_unstable();
+    let pids = pids_by_service(core);
+    let of = |(service, domain): (FoldedKey, Domain)| {
+        let (mut judgement, [members, rising, ever]) =
+            core.verdicts.judge_service(service, domain, now_ns)?;
+        if !is_news(&judgement) {
+            return None;
+        }
+        let processes = pids.get(&service).cloned().unwrap_or_default();
+        judgement.decided_by.push(match members {
+            0 => format!("{ever} processes of this program so far, none now"),
+            _ => format!("{rising} of {members} processes grow now; {ever} so far"),
+        });
+        let growth = judgement.growth_bytes_per_second.unwrap_or(0.0);
+        let pid = processes.first().copied().unwrap_or(0);
+        Some(Finding {
+            level: "service",
+            domain: domain.name(),
+            comm: text(&service.comm),
+            site: None,
+            function: None,
+            exhaustion: finding::exhaustion(&core.host, domain.name(), pid, growth),
+            processes,
+            ..finding::of_judgement(setting, judgement)
+        })
+    };
+    services.into_iter().filter_map(of).collect()
+}
+
+fn pids_by_service(core: &Core) -> FxHashMap<FoldedKey, Vec<u32>> {
+    let mut pids: FxHashMap<FoldedKey, Vec<u32>> = FxHashMap::default();
+    for process in core.ledger.processes().filter(|process| !process.ended()) {
+        pids.entry(process.service()).or_default().push(process.pid());
+    }
+    for pids in pids.values_mut() {
+        pids.sort_unstable();
+    }
+    pids
+}

@@ -1,0 +1,109 @@
+//! How long what is allocated lives: the time by which nearly all was freed that was freed at
+//! all, and how much of what was allocated so long ago is still there.
+
+use memtrace_common::AGE_CLASSES;
+
+use crate::ledger::Cohorts;
+use crate::snapshot::Survival;
+
+/// Frees that are older than the residence time may undo this share of the growth at most.
+const OLDER: f64 = 0.1;
+
+/// Base windows by which nearly all was freed that ever was; 1 where nothing was. `ages` are
+/// frees by age while watched, `growth` is by how many objects live memory grew.
+pub(super) fn residence(ages: &[u64; AGE_CLASSES], growth: u64) -> u32 {
+    let total: u64 = ages.iter().sum();
+    let allowed = (growth as f64 * OLDER).max(total as f64 * 0.001);
+    let mut older = 0_u64;
+    for (class, frees) in ages.iter().enumerate().rev() {
+        older += frees;
+        if older as f64 > allowed {
+            return 1 << class;
+        }
+    }
+    1
+}
+
+/// Bytes still live of what was allocated within the last `reach` windows, but at least `age`
+/// windows ago.
+pub(super) fn old_bytes(cohorts: &Cohorts, now: u32, age: u32, reach: u32) -> u64 {
+    let (from, until) = (now.saturating_sub(reach), now.saturating_sub(age));
+    let old = |cohort: &&crate::ledger::Cohort| {
+        cohort.start >= from && cohort.start.saturating_add(cohort.width) <= until
+    };
+    cohorts.iter().filter(old).map(|cohort| cohort.live_bytes).sum()
+}
+
+/// Of what was allocated at least 1, 2, 4, 8, … windows ago, how much is still live.
+pub(super) fn survival(cohorts: &Cohorts, now: u32, window_seconds: f64) -> Vec<Survival> {
+    let mut rows = Vec::new();
+    for power in 0..16 {
+        let until = now.saturating_sub(1 << power);
+        let old =
+            cohorts.iter().filter(|cohort| cohort.start.saturating_add(cohort.width) <= until);
+        let (allocated, live) = old.fold((0_u64, 0_u64), |(allocated, live), cohort| {
+            (allocated + u64::from(cohort.allocated), live + u64::from(cohort.live))
+        });
+        if allocated == 0 {
+            break;
+        }
+        let age_seconds = window_seconds * f64::from(1_u32 << power);
+        rows.push(Survival { age_seconds, allocated, share: live as f64 / allocated as f64 });
+    }
+    rows
+}
+
+/// The same where only the ages of frees are known: an estimate after Kaplan and Meier, that
+/// takes what is live to be as old as allocations were steady.
+pub(super) fn survival_by_ages(
+    ages: &[u64; AGE_CLASSES],
+    allocated_before: impl Fn(u32) -> u64,
+    window_seconds: f64,
+) -> Vec<Survival> {
+    let mut rows = Vec::new();
+    let all = allocated_before(0).max(1) as f64;
+    let (mut share, mut freed_younger) = (1.0, 0_u64);
+    for (class, frees) in ages.iter().enumerate().take(AGE_CLASSES - 1) {
+        let age = 1_u32 << class;
+        let allocated = allocated_before(age);
+        // Of what was allocated until then as large a part has been freed younger as of all.
+        let part = allocated as f64 / all;
+        let at_risk = part * (all - freed_younger as f64);
+        if at_risk < 1.0 {
+            break;
+        }
+        share *= 1.0 - (*frees as f64 * part / at_risk).min(1.0);
+        freed_younger += frees;
+        rows.push(Survival { age_seconds: window_seconds * f64::from(age), allocated, share });
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_frees_count_where_they_could_undo_the_growth() {
+        assert_eq!(residence(&[0; AGE_CLASSES], 100), 1);
+        // Heavy traffic that lives for less than a window.
+        assert_eq!(residence(&[100_000, 0, 0, 0, 0, 0, 0, 0], 50), 1);
+        // A collector that frees everything after up to 16 windows.
+        assert_eq!(residence(&[10, 20, 40, 80, 160, 0, 0, 0], 300), 16);
+        // Five old frees are nothing beside 300 objects of growth, and much beside 10.
+        assert_eq!(residence(&[1_000, 0, 0, 0, 0, 5, 0, 0], 300), 1);
+        assert_eq!(residence(&[1_000, 0, 0, 0, 0, 5, 0, 0], 10), 32);
+    }
+
+    #[test]
+    fn a_constant_share_survives_a_leak() {
+        // A tenth of 1,000 a window is never freed; the rest lives for less than a window.
+        let rows = survival_by_ages(
+            &[90_000, 0, 0, 0, 0, 0, 0, 0],
+            |age| 100_000 - 1_000 * u64::from(age),
+            10.0,
+        );
+        let last = rows.last().unwrap();
+        assert!(rows.len() == 7 && (last.share - 0.09).abs() < 0.02, "{rows:?}");
+    }
+}

@@ -1,0 +1,235 @@
+//! What one tier of a history says about growth: from its lowest point on, along the lower
+//! envelope over a residence time.
+
+use super::pyramid::{Tier, Window};
+use super::scratch::Scratch;
+use super::stats::{Slope, median, slope};
+
+/// A point belongs to the valley where growth begins while it is within this share of the range
+/// of the lowest one; a new maximum is one by at least half of it.
+const VALLEY_SHARE: f64 = 0.02;
+/// Work below this many allocations a window says nothing about load.
+const WORTH_COUNTING: f64 = 1.0;
+
+/// Growth in one tier. Everything in base windows and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Trend {
+    /// Base windows in one point.
+    pub(super) width: u32,
+    /// Points from the valley on.
+    pub(super) points: u32,
+    /// Points above the one before.
+    pub(super) rising: u32,
+    /// Floor in the valley and at the end.
+    pub(super) first: f64,
+    pub(super) last: f64,
+    /// Slope, bytes a base window.
+    pub(super) slope: Slope,
+    /// Growth in the last third over growth in the middle third, by windows, and by work where
+    /// the process has other work: 1 is straight.
+    pub(super) by_time: Option<f64>,
+    pub(super) by_work: Option<f64>,
+    /// New maxima, and base windows since the last one.
+    pub(super) maxima: u32,
+    pub(super) rest: u32,
+    /// Allocations a window, last third over first third.
+    pub(super) load: Option<f64>,
+    /// Live objects, median of the first and of the last third.
+    pub(super) objects_first: f64,
+    pub(super) objects_last: f64,
+}
+
+impl Trend {
+    /// Base windows from the valley to the end.
+    pub(super) fn windows(&self) -> u32 {
+        self.points.saturating_sub(1).saturating_mul(self.width)
+    }
+
+    /// Bytes.
+    pub(super) fn growth(&self) -> f64 {
+        (self.last - self.first).max(0.0)
+    }
+
+    /// Base windows between two maxima.
+    pub(super) fn gap(&self) -> f64 {
+        let risen = self.windows().saturating_sub(self.rest);
+        f64::from(risen) / f64::from(self.maxima.max(1))
+    }
+
+    /// The straighter of the two ways to look at it: where load falls, growth by work goes on.
+    pub(super) fn straight(&self) -> Option<f64> {
+        match (self.by_time, self.by_work) {
+            (Some(time), Some(work)) => Some(time.max(work)),
+            (time, work) => time.or(work),
+        }
+    }
+
+    /// Whether the objects got larger, not more of them: one block that grows.
+    pub(super) fn grows_in_size(&self) -> bool {
+        self.objects_last <= self.objects_first * 1.2 + 0.5 && self.last >= self.first * 1.5
+    }
+}
+
+/// Looks at a tier; `residence` is in base windows. `None` where there is too little to see.
+pub(super) fn of(tier: &Tier, residence: u32, scratch: &mut Scratch) -> Option<Trend> {
+    let length = tier.windows.len();
+    let reach = usize::try_from(residence.div_ceil(tier.width.max(1))).unwrap_or(1).max(1);
+    if length < reach + 3 {
+        return None;
+    }
+    let mut envelope = std::mem::take(&mut scratch.envelope);
+    envelope.clear();
+    let floors = |at: usize| tier.windows.get(at).map_or(0, |window| window.floor);
+    for end in reach - 1..length {
+        let low = (end + 1 - reach..=end).map(floors).min().unwrap_or(0);
+        envelope.push(low as f64);
+    }
+    let trend = along(tier, reach, &envelope, scratch);
+    scratch.envelope = envelope;
+    trend
+}
+
+fn along(tier: &Tier, reach: usize, envelope: &[f64], scratch: &mut Scratch) -> Option<Trend> {
+    let (low, high) = envelope
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(low, high), floor| (low.min(*floor), high.max(*floor)));
+    let range = high - low;
+    let valley = envelope.iter().rposition(|floor| *floor <= low + range * VALLEY_SHARE)?;
+    let rise = envelope.get(valley..)?;
+    let (first, last) = (*rise.first()?, *rise.last()?);
+    let mut trend = Trend {
+        width: tier.width,
+        points: u32::try_from(rise.len()).unwrap_or(u32::MAX),
+        rising: count(rise.windows(2).filter(|pair| pair.first() < pair.last())),
+        first,
+        last,
+        slope: Slope { p: 1.0, ..Slope::default() },
+        ..Trend::default()
+    };
+    let mut highest = first;
+    let mut at_highest = 0;
+    for (at, floor) in rise.iter().enumerate() {
+        if *floor > highest + range * VALLEY_SHARE / 2.0 {
+            highest = *floor;
+            at_highest = at;
+            trend.maxima += 1;
+        }
+    }
+    trend.rest = count(rise.iter().skip(at_highest + 1)).saturating_mul(tier.width);
+    if let Some(found) = slope(rise, scratch) {
+        let width = f64::from(tier.width);
+        trend.slope = Slope {
+            value: found.value / width,
+            low: found.low / width,
+            high: found.high / width,
+            p: found.p,
+        };
+    }
+    let windows = || tier.windows.iter().skip(reach - 1 + valley);
+    thirds(&mut trend, rise, windows, scratch);
+    Some(trend)
+}
+
+/// Compares the thirds of a rise: is it straight, is it load, are there more objects?
+fn thirds<'a, W: Iterator<Item = &'a Window>>(
+    trend: &mut Trend,
+    rise: &[f64],
+    windows: impl Fn() -> W,
+    scratch: &mut Scratch,
+) {
+    let third = rise.len() / 3;
+    if third < 2 {
+        return;
+    }
+    let parts = [0, (rise.len() - third) / 2, rise.len() - third];
+    let middle = &mut scratch.middle;
+    let levels = parts.map(|from| median(rise.iter().skip(from).take(third).copied(), middle));
+    let [Some(a), Some(b), Some(c)] = levels else { return };
+    let [_, second, last] = parts.map(|from| from as f64);
+    trend.by_time = ratio((c - b) / (last - second), (b - a) / second);
+    let worked =
+        |from: usize| windows().take(from + third / 2).map(|window| window.work.get()).sum::<f64>();
+    let [x, y, z] = parts.map(worked);
+    if z >= WORTH_COUNTING * rise.len() as f64 && y > x && z > y {
+        trend.by_work = ratio((c - b) / (z - y), (b - a) / (y - x));
+    }
+    let mean = |from: usize| {
+        let sum: f64 =
+            windows().skip(from).take(third).map(|window| window.allocations.get()).sum();
+        sum / third as f64
+    };
+    let [early, _, late] = parts.map(mean);
+    trend.load = (early > 0.0).then(|| late / early);
+    let mut objects = |from: usize| {
+        let of = windows().skip(from).take(third).map(|window| f64::from(window.objects));
+        median(of, &mut scratch.middle).unwrap_or(0.0)
+    };
+    trend.objects_first = objects(0);
+    trend.objects_last = objects(rise.len() - third);
+}
+
+/// Late growth over early growth; growth out of nothing is no slowing down.
+fn ratio(late: f64, early: f64) -> Option<f64> {
+    if early > 0.0 { Some((late / early).clamp(0.0, 9.99)) } else { (late > 0.0).then_some(9.99) }
+}
+
+fn count<T>(of: impl Iterator<Item = T>) -> u32 {
+    u32::try_from(of.count()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pyramid::{Pyramid, Rough};
+    use super::*;
+
+    fn look(floors: impl Iterator<Item = (u64, f32)>, residence: u32) -> Trend {
+        let mut pyramid = Pyramid::new();
+        for (floor, work) in floors {
+            pyramid.push(Window {
+                floor,
+                objects: u32::try_from(floor / 100).unwrap(),
+                allocations: Rough::of(10.0),
+                work: Rough::of(work),
+            });
+        }
+        of(&pyramid.tiers[0], residence, &mut Scratch::default()).unwrap()
+    }
+
+    #[test]
+    fn growth_begins_where_the_floor_was_lowest_last() {
+        let trend = look((0..60).map(|at| (1_000 + 50 * u64::max(at, 20), 0.0)), 1);
+        assert!((38..=41).contains(&trend.points), "{trend:?}");
+        assert!((trend.by_time.unwrap() - 1.0).abs() < 0.01);
+        assert_eq!(trend.rest, 0);
+        assert!(trend.slope.p < 1e-6 && trend.maxima > 30);
+        assert!(!trend.grows_in_size());
+    }
+
+    #[test]
+    fn what_slows_down_is_not_straight_but_by_work_it_may_be() {
+        let curve = |at: f64| (1e6 * (1.0 - (-at / 30.0).exp())) as u64;
+        let slowing = look((0..60).map(|at| (curve(f64::from(at)), 50.0)), 1);
+        assert!(slowing.straight().unwrap() < 0.6, "{slowing:?}");
+        // The same curve where the process does less and less.
+        let work = |at: f64| (100.0 * (-at / 30.0).exp()) as f32;
+        let falling = look((0..60).map(|at| (curve(f64::from(at)), work(f64::from(at)))), 1);
+        assert!(falling.by_time.unwrap() < 0.6);
+        assert!((falling.by_work.unwrap() - 1.0).abs() < 0.1, "{falling:?}");
+    }
+
+    #[test]
+    fn an_envelope_over_a_residence_time_hides_a_saw_tooth() {
+        let saw = |at: u64| 5_000 + (at % 12) * 1_000;
+        let trend = look((0..72).map(|at| (saw(at), 0.0)), 16);
+        assert_eq!(trend.growth(), 0.0);
+        let leaking = look((0..72).map(|at| (saw(at) + at * 100, 0.0)), 16);
+        assert!(leaking.growth() > 3_000.0 && leaking.slope.low > 0.0, "{leaking:?}");
+    }
+
+    #[test]
+    fn rest_is_counted_from_the_last_maximum() {
+        let trend = look((0..60).map(|at| (10 * u64::min(at, 30), 0.0)), 1);
+        assert!((28..=30).contains(&trend.rest), "{trend:?}");
+        assert!(trend.gap() < 1.5);
+    }
+}

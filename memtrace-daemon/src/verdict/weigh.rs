@@ -1,0 +1,202 @@
+//! Weighing: from a history to the numbers that a verdict rests on, and what is missing to call
+//! growth a leak. No one test decides alone.
+
+use super::VerdictConfig;
+use super::history::{History, Look};
+use super::residence::{old_bytes, residence};
+use super::scratch::Scratch;
+use super::trend::{self, Trend};
+use crate::ledger::Cohorts;
+
+/// Active windows that frees must have been seen for until turnover is known.
+const TURNOVER_KNOWN: u32 = 16;
+/// Idle growth counts as watched this much longer, since nothing can contradict it any more: 8
+/// minutes of growth and 2 of idleness, or a little less and more.
+const IDLE_NEEDS: (u32, u32) = (5, 6);
+/// Growth that load alone explains within this factor is not held against a site.
+const LOAD_MARGIN: f64 = 1.3;
+/// Share of the growth that must be older than what is freed.
+const OLD_SHARE: f64 = 0.5;
+
+/// The numbers of the last evaluation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Weighed {
+    /// The tier that says most: the one that makes it a leak, else the one with the surest trend.
+    pub(super) trend: Option<Trend>,
+    /// Base windows by which nearly all was freed that ever was.
+    pub(super) residence: u32,
+    /// Whether the site frees, and has done so for long enough to know how soon.
+    pub(super) turns_over: bool,
+    /// Share of the growth that is older than two residence times, where that is known.
+    pub(super) old_share: Option<f64>,
+    /// Whether nothing is missing for a leak, and whether it grows at all.
+    pub(super) leak: bool,
+    pub(super) grows: bool,
+    /// Idle windows up to now.
+    pub(super) idle: u32,
+}
+
+impl Weighed {
+    /// Whether growth was seen for so long that idleness, which nothing can contradict, makes
+    /// up for the rest.
+    pub(super) fn nearly(&self, config: &VerdictConfig) -> bool {
+        let (share, whole) = IDLE_NEEDS;
+        let seen = self.trend.map_or(0, |trend| trend.windows());
+        self.grows && seen >= needed(config, self) * share / whole
+    }
+}
+
+/// What is missing to call growth a leak.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Missing {
+    /// Windows of growth.
+    Time(u32),
+    /// Steps: seen, needed.
+    Steps(u32, u32),
+    /// It could be chance.
+    Chance(f64),
+    /// It slows down: late growth over middle growth.
+    Straight(f64),
+    /// It rests: windows since the last maximum.
+    Rest(u32),
+    /// Load rose by as much: late allocations over early ones.
+    Load(f64),
+    /// What is live is young: share that is older than what is freed.
+    Old(f64),
+}
+
+/// Weighs a subject.
+pub(super) fn weigh(
+    config: &VerdictConfig,
+    history: &History,
+    cohorts: Option<(&Cohorts, u32)>,
+    scratch: &mut Scratch,
+) -> Weighed {
+    let residence = residence(&history.ages(), history.more_objects());
+    let mut weighed = Weighed {
+        residence,
+        turns_over: history.turned_over_for().is_some_and(|windows| windows >= TURNOVER_KNOWN),
+        idle: history.idle,
+        ..Weighed::default()
+    };
+    let mut best: Option<Weighed> = None;
+    for tier in &history.pyramid.tiers {
+        let Some(trend) = trend::of(tier, residence, scratch) else { continue };
+        let matters = weighed.turns_over && !trend.grows_in_size() && trend.growth() > 0.0;
+        let old_share = match cohorts {
+            _ if !matters => None,
+            Some((cohorts, now)) => Some(old_share(history, &trend, cohorts, now, residence)),
+            None => history.more_old_bytes().map(|old| old as f64 / trend.growth().max(1.0)),
+        };
+        weighed.trend = Some(trend);
+        weighed.old_share = old_share;
+        weighed.grows = grows(config, &trend);
+        weighed.leak = weighed.grows && missing(config, &weighed).is_empty();
+        let better = best.is_none_or(|best| rank(&weighed) > rank(&best));
+        if better {
+            best = Some(weighed);
+        }
+    }
+    best.unwrap_or(Weighed { trend: None, ..weighed })
+}
+
+/// The finest tier that says most.
+fn rank(weighed: &Weighed) -> (bool, bool) {
+    (weighed.leak, weighed.grows)
+}
+
+fn old_share(history: &History, trend: &Trend, cohorts: &Cohorts, now: u32, residence: u32) -> f64 {
+    let idle = history.windows.saturating_sub(history.active);
+    let reach = trend.windows().saturating_add(idle).saturating_add(2);
+    let age = residence.saturating_mul(2).max(2);
+    old_bytes(cohorts, now, age, reach) as f64 / trend.growth().max(1.0)
+}
+
+fn grows(config: &VerdictConfig, trend: &Trend) -> bool {
+    trend.points > config.growing_windows
+        && trend.slope.p < 0.05
+        && trend.slope.low > 0.0
+        && trend.growth() >= config.min_growth()
+        && !rests(trend)
+}
+
+/// Whether the last maximum is longer ago than is usual for this growth.
+fn rests(trend: &Trend) -> bool {
+    f64::from(trend.rest) > (3.0 * trend.gap()).max(2.0 * f64::from(trend.width))
+}
+
+/// Windows of growth that a leak takes here.
+pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
+    let size = weighed.trend.is_some_and(|trend| trend.grows_in_size());
+    let windows = match weighed.turns_over && !size {
+        true => config.turnover_windows,
+        false => config.leak_windows,
+    };
+    windows.max(weighed.residence.saturating_mul(3))
+}
+
+/// What is missing to call this growth a leak; nothing where it is one.
+pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    let Some(trend) = &weighed.trend else { return missing };
+    let (seen, needed) = (trend.windows(), needed(config, weighed));
+    let idle_enough =
+        weighed.idle > 0 && weighed.nearly(config) && seen + weighed.idle >= needed + needed / 4;
+    if seen < needed && !idle_enough {
+        missing.push(Missing::Time(needed - seen));
+    }
+    let steps = match weighed.turns_over {
+        true => config.leak_steps / 2,
+        false => config.leak_steps,
+    };
+    if trend.maxima < steps {
+        missing.push(Missing::Steps(trend.maxima, steps));
+    }
+    if trend.slope.p >= config.trend_p || trend.slope.low <= 0.0 {
+        missing.push(Missing::Chance(trend.slope.p));
+    }
+    let straight = trend.straight().unwrap_or(0.0);
+    if straight < straight_enough(config, seen, needed) {
+        missing.push(Missing::Straight(straight));
+    }
+    if rests(trend) {
+        missing.push(Missing::Rest(trend.rest));
+    }
+    match (weighed.turns_over, weighed.old_share, trend.load) {
+        (true, Some(share), _) if share < OLD_SHARE => missing.push(Missing::Old(share)),
+        (true, None, Some(load))
+            if load > 1.0 && trend.last <= trend.first * load * LOAD_MARGIN =>
+        {
+            missing.push(Missing::Load(load));
+        }
+        _ => {}
+    }
+    missing
+}
+
+/// At first a curve must be nearly straight; the longer it has been seen the less so.
+fn straight_enough(config: &VerdictConfig, seen: u32, needed: u32) -> f64 {
+    let [first, last] = config.straight;
+    let longer = f64::from(seen.saturating_sub(needed)) / (f64::from(needed.max(1)) / 3.0);
+    first + (last - first) * longer.clamp(0.0, 1.0)
+}
+
+/// A look at a row, without what is only for levels above it.
+pub(super) fn look(sample: &crate::ledger::RowSample<'_>) -> Look {
+    Look {
+        low_bytes: sample.low_bytes,
+        live: sample.live,
+        allocated: sample.allocated,
+        freed: sample.freed,
+        ages: sample.ages,
+        old_bytes: None,
+        first_ns: sample.first_ns,
+    }
+}
+
+/// By how much growth is straighter than it must be to be a leak.
+pub(super) fn straight_margin(config: &VerdictConfig, weighed: &Weighed) -> f64 {
+    let Some(trend) = &weighed.trend else { return 0.0 };
+    let enough = straight_enough(config, trend.windows(), needed(config, weighed));
+    trend.straight().unwrap_or(0.0) - enough
+}
