@@ -94,6 +94,31 @@ pub struct Case {
     pub books: Result<(), String>,
 }
 
+impl Case {
+    /// The findings at the last look.
+    #[must_use]
+    pub fn last_findings(&self) -> &[Finding] {
+        self.looks.last().map(|look| look.findings.as_slice()).unwrap_or_default()
+    }
+
+    /// All findings that there ever were, with the windows of their first and last look.
+    #[must_use]
+    pub fn findings_text(&self) -> String {
+        let mut times = BTreeMap::new();
+        for look in &self.looks {
+            for Finding { level, domain, processes, function, verdict, decided_by, .. } in
+                &look.findings
+            {
+                let key = (level, domain, function, processes, verdict);
+                times.entry(key).or_insert((look.at, look.at, decided_by)).1 = look.at;
+            }
+        }
+        let line = |(key, (from, to, why))| format!("  {from:5.1} to {to:5.1}  {key:?} {why:?}\n");
+        let lines: String = times.into_iter().map(line).collect();
+        format!("{}: all findings, by windows since its start:\n{lines}", self.name)
+    }
+}
+
 /// What came of one run of all scenarios.
 #[derive(Debug)]
 pub struct Outcome {

@@ -134,6 +134,16 @@ impl<'a> Sequence<'a> {
         self.leaks_within(from + least - 1.0, from + most + LATE)
     }
 
+    /// One object that is made ever larger: that the smaller ones before it are freed says nothing
+    /// about what is kept, so it takes as long as where nothing is freed.
+    ///
+    /// # Errors
+    ///
+    /// When it was not called a leak in time, not too soon, and once and for all.
+    pub fn leaks_in_size(&self, from: f64) -> anyhow::Result<()> {
+        self.leaks_without_frees(from)
+    }
+
     /// Growth from this window on at a site that frees as well was called a leak in time, and
     /// once and for all.
     ///
