@@ -5,6 +5,7 @@
 //! is weighed ([`weigh`]), staggered over its ticks, and decided about ([`decide`]).
 //! "Undecided, and here is why" is a good answer; a wrong verdict is the worst one.
 
+pub mod baseline;
 mod confidence;
 mod config;
 mod decide;

@@ -1,0 +1,143 @@
+//! From outcomes to the figures that are held against bars.
+
+use std::collections::BTreeMap;
+
+use crate::judge::Outcome;
+
+/// A leak is to be called within so many seconds where its site frees something.
+pub const SOON: f64 = 300.0;
+/// Where nothing of it was ever freed, not before and not after so many seconds of growth.
+pub const UNFREED: (f64, f64) = (480.0, 720.0);
+/// Groups of confidence that are told apart.
+const GROUPS: usize = 10;
+
+/// Figures of one rule over some variants.
+#[derive(Clone, Debug, Default)]
+pub struct Score {
+    /// Variants, and those of them that were right.
+    pub variants: usize,
+    /// Right.
+    pub right: usize,
+    /// Leaks that were called and still are in the end.
+    pub true_positives: usize,
+    /// Leaks that were not.
+    pub false_negatives: usize,
+    /// Different things that were wrongly called a leak.
+    pub false_positives: usize,
+    /// Times that something was wrongly called a leak.
+    pub false_alarms: usize,
+    /// Days that sites without a leak were watched for.
+    pub site_days: f64,
+    /// Leaks that were called within the time that the contract gives.
+    pub in_time: usize,
+    delays: Vec<f64>,
+    bytes: Vec<f64>,
+    claims: Vec<(f64, bool)>,
+}
+
+impl Score {
+    /// Takes an outcome in.
+    pub fn add(&mut self, outcome: &Outcome) {
+        self.variants += 1;
+        self.right += usize::from(outcome.right);
+        self.false_positives += outcome.false_positives;
+        self.false_alarms += outcome.wrong.len();
+        self.site_days += outcome.site_days;
+        self.claims.extend(&outcome.claims);
+        let leaks = outcome.finals.iter().filter(|(expectation, _, _)| expectation.leaks());
+        for ((_, _, right), found) in leaks.zip(&outcome.found) {
+            match found.after {
+                Some(after) if *right => {
+                    self.true_positives += 1;
+                    self.delays.push(after);
+                    self.bytes.push(found.bytes as f64);
+                    let (from, to) = if found.frees { (0.0, SOON) } else { UNFREED };
+                    self.in_time += usize::from((from..=to).contains(&after));
+                }
+                _ => self.false_negatives += 1,
+            }
+        }
+    }
+
+    /// Share of variants that were right.
+    #[must_use]
+    pub fn right_share(&self) -> f64 {
+        share(self.right, self.variants)
+    }
+
+    /// Of what was called a leak, how much was.
+    #[must_use]
+    pub fn precision(&self) -> f64 {
+        share(self.true_positives, self.true_positives + self.false_positives)
+    }
+
+    /// Of what is a leak, how much was called one.
+    #[must_use]
+    pub fn recall(&self) -> f64 {
+        share(self.true_positives, self.true_positives + self.false_negatives)
+    }
+
+    /// Share of the leaks that were called within the time that the contract gives.
+    #[must_use]
+    pub fn in_time_share(&self) -> f64 {
+        share(self.in_time, self.true_positives + self.false_negatives)
+    }
+
+    /// Wrong calls of a leak a day and site.
+    #[must_use]
+    pub fn false_alarms_per_site_day(&self) -> f64 {
+        if self.site_days > 0.0 { self.false_alarms as f64 / self.site_days } else { 0.0 }
+    }
+
+    /// Median seconds from the first lost byte to the call.
+    #[must_use]
+    pub fn median_delay(&self) -> Option<f64> {
+        median(&self.delays)
+    }
+
+    /// Median bytes that were lost by then.
+    #[must_use]
+    pub fn median_bytes(&self) -> Option<f64> {
+        median(&self.bytes)
+    }
+
+    /// By how much confidence and truth differ: the mean over groups of like confidence,
+    /// weighted by their size; `None` where nothing was claimed.
+    #[must_use]
+    pub fn calibration_error(&self) -> Option<f64> {
+        let all = self.claims.len();
+        let sum: f64 = self
+            .reliability()
+            .iter()
+            .map(|(sure, right, count)| (sure - right).abs() * *count as f64)
+            .sum();
+        (all > 0).then(|| sum / all as f64)
+    }
+
+    /// Of each group of confidence: how sure, how often right, how many.
+    #[must_use]
+    pub fn reliability(&self) -> Vec<(f64, f64, usize)> {
+        let mut groups: BTreeMap<usize, (f64, usize, usize)> = BTreeMap::new();
+        for (confidence, right) in &self.claims {
+            let group = ((confidence * GROUPS as f64) as usize).min(GROUPS - 1);
+            let (sum, rights, count) = groups.entry(group).or_default();
+            *sum += confidence;
+            *rights += usize::from(*right);
+            *count += 1;
+        }
+        let mean = |(sum, rights, count): &(f64, usize, usize)| {
+            (sum / *count as f64, share(*rights, *count), *count)
+        };
+        groups.values().map(mean).collect()
+    }
+}
+
+fn share(part: usize, of: usize) -> f64 {
+    if of == 0 { 1.0 } else { part as f64 / of as f64 }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}

@@ -1,0 +1,156 @@
+//! What happens, as records: a call tells at once, kernel accounts, totals and the host's own
+//! figures are told at the end of a second, as the daemon hears of them.
+
+use std::collections::BTreeMap;
+
+use memtrace_common::{
+    AGE_CLASSES, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader, Totals, TotalsKey,
+};
+use memtrace_daemon::record::{Call, Observation, Record, Stage};
+use memtrace_daemon::snapshot::{Taken, TakenBy};
+
+use super::site::{Kind, Site};
+use super::{Block, Event, SECOND, World};
+
+/// Length of age class 0, ns: a window of the engine.
+const AGE_NS: u64 = 10 * SECOND;
+/// How often the host's figures are told, seconds.
+const OBSERVE: u64 = 10;
+/// What the slab holds that nobody traces, bytes.
+const SLAB_BYTES: u64 = 800 << 20;
+/// Memory of the host, bytes.
+const HOST_BYTES: u64 = 256 << 30;
+
+/// Counters that are told as they are.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    id: u64,
+    totals: BTreeMap<(u32, u32), (Totals, bool)>,
+    lost: Option<Vec<LossCounter>>,
+}
+
+impl Books {
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.id += 1;
+        self.id
+    }
+}
+
+impl World {
+    /// Sets the loss counters, in the order of `LossCause::ALL`; told at the end of the second.
+    pub fn lost(&mut self, counters: Vec<LossCounter>) {
+        self.books.lost = Some(counters);
+    }
+
+    pub(super) fn tell(&mut self, event: &Event) {
+        let Event { at_ns, order: _, free, block } = *event;
+        let Self { sites, processes, books, out, .. } = self;
+        let Some(site) = sites.get_mut(block.site.0) else { return };
+        let Some(entry) = processes.get(site.process.0) else { return };
+        let amount = Amount { count: block.count, bytes: block.bytes };
+        let call = site.kind != Kind::Kernel;
+        if call && entry.ended() {
+            return;
+        }
+        if free {
+            site.live_bytes = site.live_bytes.saturating_sub(block.bytes);
+            site.frees += block.count;
+        } else {
+            site.live_bytes += block.bytes;
+            site.allocations += block.count;
+        }
+        if !call {
+            book(site, amount, free, at_ns, block.born_ns);
+            return;
+        }
+        let key = TotalsKey { space: entry.space, function: u32::from(site.function) };
+        let (totals, changed) = books.totals.entry((key.space, key.function)).or_default();
+        *changed = true;
+        if free {
+            totals.freed = totals.freed.saturating_add(amount);
+            out.push(Record::Free(freed(key, &block, at_ns)));
+            return;
+        }
+        totals.seen = totals.seen.saturating_add(amount);
+        totals.allocated = totals.allocated.saturating_add(amount);
+        out.push(Record::Allocation(Box::new(Call {
+            time_ns: at_ns,
+            id: block.id,
+            pointer: block.id << 12,
+            bytes: block.bytes,
+            space: key.space,
+            function: key.function,
+            tgid: entry.key.tgid,
+            tid: entry.key.tgid,
+            serial: entry.serial,
+            stage: Stage::Whole,
+            stack: site.stack.clone(),
+            taken: Taken::whole(TakenBy::Copy),
+        })));
+        out.extend(site.label.take().map(Record::Stack));
+    }
+
+    /// Tells what has changed, and that time has passed.
+    pub(super) fn flush(&mut self) {
+        let now_ns = self.now_ns;
+        let second = self.second();
+        let kernel = self.kernel_bytes();
+        let Self { sites, books, out, random, .. } = self;
+        for site in sites.iter_mut().filter(|site| site.changed) {
+            site.changed = false;
+            out.push(Record::Account { time_ns: now_ns, account: site.account });
+            out.extend(site.label.take().map(Record::Stack));
+        }
+        for ((space, function), (totals, changed)) in &mut books.totals {
+            if std::mem::take(changed) {
+                let key = TotalsKey { space: *space, function: *function };
+                out.push(Record::Totals { time_ns: now_ns, key, totals: *totals });
+            }
+        }
+        let mut observe = |observation| out.push(Record::Observation { now_ns, observation });
+        if second % OBSERVE == 1 {
+            let slab_bytes = SLAB_BYTES + kernel + random.whole(0, 1 << 20);
+            let unreclaimable_bytes = slab_bytes / 2;
+            observe(Observation::Slab { slab_bytes, unreclaimable_bytes });
+            let available_bytes = HOST_BYTES / 2 - kernel.min(HOST_BYTES / 2);
+            observe(Observation::Memory { total_bytes: HOST_BYTES, available_bytes });
+        }
+        if let Some(counters) = books.lost.take() {
+            observe(Observation::Loss(counters));
+        }
+        out.push(Record::Tick { now_ns });
+    }
+}
+
+/// Books kernel objects.
+fn book(site: &mut Site, amount: Amount, free: bool, at_ns: u64, born_ns: u64) {
+    let account = &mut site.account;
+    site.changed = true;
+    if free {
+        account.freed = account.freed.saturating_add(amount);
+        let windows = at_ns.saturating_sub(born_ns) / AGE_NS;
+        let class = windows.checked_ilog2().map_or(0, |class| class as usize + 1);
+        if let Some(ages) = account.ages.get_mut(class.min(AGE_CLASSES - 1)) {
+            *ages += amount.count;
+        }
+        return;
+    }
+    account.seen = account.seen.saturating_add(amount);
+    account.allocated = account.allocated.saturating_add(amount);
+    account.last_ns = at_ns;
+    if account.first_ns == 0 {
+        account.first_ns = at_ns;
+    }
+}
+
+fn freed(key: TotalsKey, block: &Block, at_ns: u64) -> FreeRecord {
+    FreeRecord {
+        header: RecordHeader { kind: 0, length: 0, time_ns: at_ns },
+        id: block.id,
+        bytes: block.bytes,
+        space: key.space,
+        function: key.function,
+        reason: FreeReason::Freed as u32,
+        tid: 0,
+    }
+}
