@@ -218,7 +218,7 @@ fn a36_a_string_for_the_other_language_that_is_never_freed_is_a_leak() -> Result
 #[ignore = "needs root: cargo xtask test"]
 fn a37_a_child_that_leaks_dies_and_is_started_again_is_a_leak_of_its_service() -> Result<()> {
     let case = Outcome::get()?.case("a37")?;
-    let of_a_life = |one: &&Process| one.domain("cuda").terms.seen == amount(14, 14_000_000);
+    let of_a_life = |one: &&Process| one.domain("cuda").terms.seen == amount(56, 14_000_000);
     let lives = case.processes.iter().filter(|one| one.ended).filter(of_a_life).count();
     ensure!(lives == 9, "{lives} children on the books, there were 9");
     // No child lives for long enough to say it of that child.
