@@ -16,6 +16,12 @@ impl Random {
         Self(rng)
     }
 
+    /// A stream of its own, which depends on where this one is.
+    #[must_use]
+    pub fn fork(&mut self) -> Self {
+        Self(self.0.fork())
+    }
+
     /// Between 0 and 1.
     pub fn unit(&mut self) -> f64 {
         self.0.f64()

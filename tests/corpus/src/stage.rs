@@ -20,7 +20,8 @@ pub struct Stage {
     pub seconds: u64,
     /// What is right to say.
     pub expectations: Vec<Expectation>,
-    workloads: Vec<Box<dyn Workload>>,
+    /// Each with chance of its own, so that one more changes nothing in the others.
+    workloads: Vec<(Box<dyn Workload>, Random)>,
     ends: Vec<(u64, ProcessId)>,
 }
 
@@ -93,7 +94,8 @@ impl Stage {
 
     /// Something happens.
     pub fn play(&mut self, workload: impl Workload + 'static) {
-        self.workloads.push(Box::new(workload));
+        let random = self.world.random.fork();
+        self.workloads.push((Box::new(workload), random));
     }
 
     /// A process ends.
@@ -158,8 +160,10 @@ impl Stage {
             for (_, process) in self.ends.iter().filter(|(at, _)| *at == second) {
                 self.world.end(*process);
             }
-            for workload in &mut self.workloads {
+            for (workload, random) in &mut self.workloads {
+                std::mem::swap(random, &mut self.world.random);
                 workload.second(&mut self.world);
+                std::mem::swap(random, &mut self.world.random);
             }
             self.world.tick(&mut |record| watcher.record(record));
             if self.world.second().is_multiple_of(LOOK) {

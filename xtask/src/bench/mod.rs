@@ -15,6 +15,7 @@ mod measure;
 mod readings;
 mod rounds;
 mod tracer;
+mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,6 +63,8 @@ enum What {
     Engine,
     /// The daemon's memory and the kernel's maps
     Memory,
+    /// Verdicts on a labelled corpus in virtual time, and what they cost
+    Verdict,
 }
 
 /// Runs the benchmarks and prints their tables.
@@ -73,10 +76,13 @@ enum What {
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.runs > 0, "--rounds and --runs are at least 1");
     setup::ensure(setup::Purpose::Bench)?;
+    let wanted = |what| args.what.is_none_or(|only| only == what);
+    if args.what == Some(What::Verdict) {
+        return verdict::run();
+    }
     let programs = programs(args.memtrace.as_deref())?;
     let plan = Plan { rounds: args.rounds, runs: args.runs, cpu: cpu(args.cpu)? };
     let mut failures = Vec::new();
-    let wanted = |what| args.what.is_none_or(|only| only == what);
     if wanted(What::Kernel) {
         failures.extend(kernel::run(&programs, plan)?);
     }
@@ -95,6 +101,11 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
             println!();
             command::run(Command::new(&programs.engine).arg(name))?;
         }
+    }
+    if wanted(What::Verdict)
+        && let Err(error) = verdict::run()
+    {
+        failures.push(format!("{error:#}"));
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
