@@ -49,7 +49,7 @@ impl Default for VerdictConfig {
             leak_windows: 48,
             plateau_windows: 12,
             leak_steps: 10,
-            trend_p: 0.01,
+            trend_p: 0.001,
             straight: [0.92, 0.8],
             loss_share: 0.05,
         }

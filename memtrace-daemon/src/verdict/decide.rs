@@ -9,8 +9,6 @@ use crate::snapshot::Verdict;
 
 /// A site whose live memory grew by less than this share of what it began with did not grow.
 const WORTH_A_PLATEAU: u64 = 4;
-/// A leak is believed to be over after so many times the usual patience.
-const LEAK_PATIENCE: u32 = 2;
 
 /// Decides anew after weighing.
 pub(super) fn decide(config: &VerdictConfig, history: &mut History, distrusted: bool, now_ns: u64) {
@@ -47,8 +45,8 @@ fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict 
         if kept < grown / 2 {
             return Verdict::Steady;
         }
-        let over = history.idle == 0
-            && history.active_since_rise >= patience.saturating_mul(LEAK_PATIENCE);
+        let over =
+            history.idle == 0 && history.active_since_rise >= history.patience_of_leak(config);
         return if over { Verdict::Plateau } else { Verdict::Leak };
     }
     if weighed.leak {
@@ -67,7 +65,9 @@ fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict 
     }
     if history.since_rise < patience {
         return match history.verdict {
-            Verdict::Warming if history.active <= config.growing_windows => Verdict::Warming,
+            Verdict::Warming if history.active + history.idle <= config.growing_windows => {
+                Verdict::Warming
+            }
             Verdict::Warming | Verdict::Unreliable => Verdict::Steady,
             said => said,
         };

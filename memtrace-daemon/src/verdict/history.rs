@@ -11,6 +11,8 @@ use crate::snapshot::Verdict;
 
 /// A new maximum is one by more than this share of the growth so far.
 const NEW_MAXIMUM: f64 = 0.01;
+/// Windows after which it is forgotten how high a floor once was: 6 hours.
+const LONG_AGO: u32 = 2_160;
 /// Windows that the rate of allocations at first is taken of.
 const EARLY: u32 = 6;
 
@@ -35,8 +37,9 @@ pub(super) struct Look {
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) pyramid: Pyramid,
-    /// Whose work is compared.
+    /// Whose work is compared, and whether this is a sum over sites.
     pub(super) owner: u32,
+    pub(super) sum: bool,
     /// When watching began, ns, and what the counters were.
     pub(super) watched_ns: u64,
     pub(super) allocated: Amount,
@@ -87,6 +90,7 @@ impl History {
         Self {
             pyramid: Pyramid::new(),
             owner,
+            sum: false,
             watched_ns: now_ns,
             allocated: look.allocated,
             ages: look.ages,
@@ -187,6 +191,11 @@ impl History {
         }
         self.since_rise += 1;
         self.active_since_rise += 1;
+        if self.active_since_rise >= LONG_AGO {
+            // Long ago is another life: what rises now is news, whatever was then.
+            self.high = self.pyramid.highest();
+            self.active_since_rise = 0;
+        }
     }
 
     /// Whether nothing happens here for longer than usual while the process does less than
@@ -261,12 +270,23 @@ impl History {
         self.windows == 0 || self.floor >= watch_bytes || self.pyramid.highest() >= watch_bytes
     }
 
-    /// Windows without growth after which growth is over: two residence times, and where growth
-    /// comes in rare steps three times the usual distance between them.
+    /// Windows without growth after which growth is over: two residence times, as far as these
+    /// are worth waiting for, and where growth comes in rare steps three times the usual distance
+    /// between them.
     pub(super) fn patience(&self, config: &VerdictConfig) -> u32 {
+        let residence = self.weighed.residence.saturating_mul(2).min(config.leak_windows);
+        config.plateau_windows.max(residence).max(self.usual_steps())
+    }
+
+    /// The same before a leak is believed to be over: two whole residence times, twice.
+    pub(super) fn patience_of_leak(&self, config: &VerdictConfig) -> u32 {
         let residence = self.weighed.residence.saturating_mul(2);
+        config.plateau_windows.max(residence).max(self.usual_steps()).saturating_mul(2)
+    }
+
+    /// Three times the windows between two maxima.
+    fn usual_steps(&self) -> u32 {
         let risen = self.active.saturating_sub(self.active_since_rise);
-        let steps = if self.rises < 3 { 0 } else { 3 * risen / self.rises };
-        config.plateau_windows.max(residence).max(steps)
+        if self.rises < 3 { 0 } else { 3 * risen / self.rises }
     }
 }

@@ -165,7 +165,9 @@ impl Verdicts {
             }
             Entry::Vacant(new) => {
                 let slot = BuildHasherDefault::<FxHasher>::default().hash_one(subject);
-                new.insert(History::new(now_ns, owner, look, surroundings.of(domain), slot))
+                let mut history = History::new(now_ns, owner, look, surroundings.of(domain), slot);
+                history.sum = !matches!(subject, Subject::Row(_));
+                new.insert(history)
             }
         };
         history.round = *round;
@@ -188,7 +190,7 @@ impl Verdicts {
         self.sums.look(round);
         let sums = std::mem::take(&mut self.sums);
         for ((serial, domain), sum) in &sums.processes {
-            if sum.round == round && sum.rows > 1 {
+            if sum.round == round && sum.has_many() {
                 let subject = Subject::Process(*serial, *domain);
                 self.look_at(now_ns, subject, *serial, &sum.look, None, false);
             }

@@ -10,12 +10,16 @@ use crate::ledger::{FoldedKey, RowSample};
 
 /// Windows of a process' life that a service does not count: start-up.
 const START: u32 = 2;
-/// Windows that a process must have risen in before its end, for what it held to count as leaked
-/// by its service although the end gave it back.
-const ROSE_AT_END: u32 = 3;
+/// Share of the windows after start-up that a process must have risen in until its end, for what
+/// it held to count as leaked by its service although the end gave it back; and how many these
+/// must be.
+const ROSE_UNTIL_END: f64 = 0.8;
+const ROSE_AT_LEAST: u32 = 2;
+/// A process is judged as a sum where its largest site holds less than this share.
+const LARGEST: f64 = 0.5;
 
 /// Windows after which memory of a sum is old: it outlives requests.
-const OLD: u32 = 16;
+pub(super) const OLD: u32 = 16;
 /// Windows that processes of a service must live for, for old memory to say anything.
 const LONG_LIVED: u32 = 2 * OLD;
 
@@ -25,9 +29,11 @@ pub(super) struct Sum {
     pub(super) service: FoldedKey,
     pub(super) look: Look,
     /// Sites.
-    pub(super) rows: u32,
+    rows: u32,
     pub(super) round: u64,
-    /// The lowest sum in this window, the floor of the last one, and for how many it rose.
+    /// Live bytes of the largest site.
+    largest: u64,
+    /// The lowest sum in this window, the floor of the last one, and in how many it rose.
     floor: u64,
     last: Option<u64>,
     windows: u32,
@@ -91,6 +97,7 @@ impl Sums {
             look: Look { first_ns: sample.first_ns, ..Look::default() },
             rows: 0,
             round: 0,
+            largest: 0,
             floor: u64::MAX,
             last: None,
             windows: 0,
@@ -104,6 +111,7 @@ impl Sums {
             sum.look = Look { first_ns, ..Look::default() };
             sum.old = sum.old.filter(|_| window.is_none());
             sum.rows = 0;
+            sum.largest = 0;
             sum.round = round;
             sum.service = sample.service;
         }
@@ -116,6 +124,7 @@ impl Sums {
         }
         look.first_ns = look.first_ns.min(sample.first_ns);
         sum.rows += 1;
+        sum.largest = sum.largest.max(sample.live.bytes);
         if let (Some(now), Some(cohorts)) = (window, sample.cohorts) {
             let old = old_bytes(cohorts, now, OLD, u32::MAX);
             sum.old = Some(sum.old.unwrap_or(0).saturating_add(old));
@@ -153,7 +162,7 @@ impl Sums {
             if sum.round != round {
                 // It has ended. What it gave back at its end counts as leaked if it grew until
                 // then; else it was its work.
-                if sum.rising < ROSE_AT_END {
+                if !sum.rose_until_its_end() {
                     service.joined -= sum.added;
                 }
                 return false;
@@ -172,7 +181,7 @@ impl Sums {
                     - i64::try_from(last).unwrap_or(i64::MAX);
                 sum.added += change;
                 service.joined += change;
-                sum.rising = if change > 0 { sum.rising + 1 } else { 0 };
+                sum.rising += u32::from(change > 0);
                 service.rising += u32::from(change > 0);
             }
             sum.last = Some(floor);
@@ -192,6 +201,19 @@ impl Sums {
             Some(work) => (work.lately, work.lately as f32 > 0.2 * work.usual),
             None => (0, false),
         }
+    }
+}
+
+impl Sum {
+    /// Whether the sum says more than any one of its sites.
+    pub(super) fn has_many(&self) -> bool {
+        self.rows > 1 && (self.largest as f64) < self.look.live.bytes as f64 * LARGEST
+    }
+
+    fn rose_until_its_end(&self) -> bool {
+        let counted = self.windows.saturating_sub(START);
+        self.rising >= ROSE_AT_LEAST
+            && f64::from(self.rising) >= f64::from(counted) * ROSE_UNTIL_END
     }
 }
 

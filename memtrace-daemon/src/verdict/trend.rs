@@ -18,8 +18,9 @@ pub(super) struct Trend {
     pub(super) width: u32,
     /// Points from the valley on.
     pub(super) points: u32,
-    /// Points above the one before.
+    /// Points above the one before, and below it.
     pub(super) rising: u32,
+    pub(super) falling: u32,
     /// Floor in the valley and at the end.
     pub(super) first: f64,
     pub(super) last: f64,
@@ -34,6 +35,9 @@ pub(super) struct Trend {
     pub(super) rest: u32,
     /// Allocations a window, last third over first third.
     pub(super) load: Option<f64>,
+    /// Frees a window, last third over first third, with load taken out: what frees more the more
+    /// there is comes to rest.
+    pub(super) pace: Option<f64>,
     /// Live objects, median of the first and of the last third.
     pub(super) objects_first: f64,
     pub(super) objects_last: f64,
@@ -64,9 +68,17 @@ impl Trend {
         }
     }
 
-    /// Whether the objects got larger, not more of them: one block that grows.
+    /// Whether the objects got larger, not more of them, without ever getting smaller: blocks
+    /// that grow by being copied into larger ones.
     pub(super) fn grows_in_size(&self) -> bool {
-        self.objects_last <= self.objects_first * 1.2 + 0.5 && self.last >= self.first * 1.5
+        let as_many = (self.objects_last - self.objects_first).abs() <= self.objects_first * 0.1;
+        as_many && self.last >= self.first * 1.5 && self.falling * 10 <= self.rising
+    }
+
+    /// By how many objects live memory grew, in units of what their number swings by where they
+    /// come and go by chance: the square root of it (Poisson).
+    pub(super) fn more_objects(&self) -> f64 {
+        (self.objects_last - self.objects_first) / self.objects_last.max(1.0).sqrt()
     }
 }
 
@@ -101,6 +113,7 @@ fn along(tier: &Tier, reach: usize, envelope: &[f64], scratch: &mut Scratch) -> 
         width: tier.width,
         points: u32::try_from(rise.len()).unwrap_or(u32::MAX),
         rising: count(rise.windows(2).filter(|pair| pair.first() < pair.last())),
+        falling: count(rise.windows(2).filter(|pair| pair.first() > pair.last())),
         first,
         last,
         slope: Slope { p: 1.0, ..Slope::default() },
@@ -160,6 +173,15 @@ fn thirds<'a, W: Iterator<Item = &'a Window>>(
     };
     let [early, _, late] = parts.map(mean);
     trend.load = (early > 0.0).then(|| late / early);
+    let freed = |from: usize| {
+        let objects = |at: usize| windows().nth(at).map_or(0.0, |window| f64::from(window.objects));
+        mean(from) - (objects(from + third - 1) - objects(from)) / (third - 1) as f64
+    };
+    let (before, after) = (freed(0), freed(rise.len() - third));
+    trend.pace = trend
+        .load
+        .filter(|load| *load > 0.0 && before > 0.0)
+        .map(|load| (after / before / load).clamp(0.0, 9.99));
     let mut objects = |from: usize| {
         let of = windows().skip(from).take(third).map(|window| f64::from(window.objects));
         median(of, &mut scratch.middle).unwrap_or(0.0)

@@ -15,6 +15,13 @@ const TURNOVER_KNOWN: u32 = 16;
 const IDLE_NEEDS: (u32, u32) = (5, 6);
 /// Growth that load alone explains within this factor is not held against a site.
 const LOAD_MARGIN: f64 = 1.3;
+/// Load, and what is freed beside it, count as unchanged up to this factor.
+const STEADY_PACE: f64 = 1.25;
+/// Frees that become more than this factor as memory grows will catch up with allocations.
+const FASTER_PACE: f64 = 1.5;
+/// Objects that come and go by chance swing by the square root of their number; growth must be
+/// so many times as much, where it is not known how old they are.
+const BEYOND_CHANCE: f64 = 6.0;
 /// Share of the growth that must be older than what is freed.
 const OLD_SHARE: f64 = 0.5;
 
@@ -34,9 +41,22 @@ pub(super) struct Weighed {
     pub(super) grows: bool,
     /// Idle windows up to now.
     pub(super) idle: u32,
+    /// Windows with work since the floor was higher than ever before.
+    pub(super) below_high: u32,
+    /// Whether it is a sum over sites, where one may free for another.
+    pub(super) sum: bool,
 }
 
 impl Weighed {
+    /// Whether more comes than goes, all the time: a queue that gets longer and longer frees all
+    /// that it ever took, later and later. What frees more the more there is has a bound.
+    fn queues(&self) -> bool {
+        self.trend.is_some_and(|trend| {
+            trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
+                && trend.load.is_some_and(|load| load <= STEADY_PACE)
+        })
+    }
+
     /// Whether growth was seen for so long that idleness, which nothing can contradict, makes
     /// up for the rest.
     pub(super) fn nearly(&self, config: &VerdictConfig) -> bool {
@@ -59,6 +79,12 @@ pub(super) enum Missing {
     Straight(f64),
     /// It rests: windows since the last maximum.
     Rest(u32),
+    /// So many more objects may be chance.
+    Few(f64),
+    /// It swings: windows since it was higher than ever.
+    Below(u32),
+    /// What is freed becomes more as memory grows: late over early, load taken out.
+    Pace(f64),
     /// Load rose by as much: late allocations over early ones.
     Load(f64),
     /// What is live is young: share that is older than what is freed.
@@ -77,18 +103,27 @@ pub(super) fn weigh(
         residence,
         turns_over: history.turned_over_for().is_some_and(|windows| windows >= TURNOVER_KNOWN),
         idle: history.idle,
+        below_high: history.active_since_rise,
+        sum: history.sum,
         ..Weighed::default()
     };
     let mut best: Option<Weighed> = None;
     for tier in &history.pyramid.tiers {
         let Some(trend) = trend::of(tier, residence, scratch) else { continue };
         let matters = weighed.turns_over && !trend.grows_in_size() && trend.growth() > 0.0;
+        weighed.trend = Some(trend);
         let old_share = match cohorts {
             _ if !matters => None,
-            Some((cohorts, now)) => Some(old_share(history, &trend, cohorts, now, residence)),
-            None => history.more_old_bytes().map(|old| old as f64 / trend.growth().max(1.0)),
+            Some((cohorts, now)) => {
+                let age = if weighed.queues() { trend.windows() / 8 } else { residence * 2 };
+                Some(old_share(history, &trend, cohorts, now, age.max(2)))
+            }
+            // Of sums it is known of memory of one age only.
+            None => history
+                .more_old_bytes()
+                .filter(|_| residence <= super::sums::OLD / 2)
+                .map(|old| old as f64 / trend.growth().max(1.0)),
         };
-        weighed.trend = Some(trend);
         weighed.old_share = old_share;
         weighed.grows = grows(config, &trend);
         weighed.leak = weighed.grows && missing(config, &weighed).is_empty();
@@ -105,10 +140,9 @@ fn rank(weighed: &Weighed) -> (bool, bool) {
     (weighed.leak, weighed.grows)
 }
 
-fn old_share(history: &History, trend: &Trend, cohorts: &Cohorts, now: u32, residence: u32) -> f64 {
+fn old_share(history: &History, trend: &Trend, cohorts: &Cohorts, now: u32, age: u32) -> f64 {
     let idle = history.windows.saturating_sub(history.active);
     let reach = trend.windows().saturating_add(idle).saturating_add(2);
-    let age = residence.saturating_mul(2).max(2);
     old_bytes(cohorts, now, age, reach) as f64 / trend.growth().max(1.0)
 }
 
@@ -125,14 +159,26 @@ fn rests(trend: &Trend) -> bool {
     f64::from(trend.rest) > (3.0 * trend.gap()).max(2.0 * f64::from(trend.width))
 }
 
+/// Whether the floor was higher before, and not only a moment ago.
+fn below_high(trend: &Trend, windows: u32) -> bool {
+    f64::from(windows) > (3.0 * trend.gap()).max(3.0 * f64::from(trend.width))
+}
+
 /// Windows of growth that a leak takes here.
 pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
     let size = weighed.trend.is_some_and(|trend| trend.grows_in_size());
-    let windows = match weighed.turns_over && !size {
+    // Where it is known how old is what is live, less time tells.
+    let known = weighed.turns_over && weighed.old_share.is_some() && !weighed.sum;
+    let windows = match known && !size && !weighed.queues() {
         true => config.turnover_windows,
         false => config.leak_windows,
     };
-    windows.max(weighed.residence.saturating_mul(3))
+    let residence = weighed.residence.saturating_mul(3);
+    if weighed.queues() {
+        windows.max(residence.min(config.leak_windows * 3 / 2))
+    } else {
+        windows.max(residence)
+    }
 }
 
 /// What is missing to call this growth a leak; nothing where it is one.
@@ -161,8 +207,14 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
     }
     if rests(trend) {
         missing.push(Missing::Rest(trend.rest));
+    } else if below_high(trend, weighed.below_high) {
+        missing.push(Missing::Below(weighed.below_high));
     }
     match (weighed.turns_over, weighed.old_share, trend.load) {
+        _ if trend.grows_in_size() => {}
+        (true, None, _) if trend.more_objects() < BEYOND_CHANCE => {
+            missing.push(Missing::Few(trend.objects_last - trend.objects_first));
+        }
         (true, Some(share), _) if share < OLD_SHARE => missing.push(Missing::Old(share)),
         (true, None, Some(load))
             if load > 1.0 && trend.last <= trend.first * load * LOAD_MARGIN =>
@@ -171,13 +223,19 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         }
         _ => {}
     }
+    if let Some(pace) = trend.pace.filter(|pace| weighed.turns_over && *pace > FASTER_PACE) {
+        missing.push(Missing::Pace(pace));
+    }
     missing
 }
 
 /// At first a curve must be nearly straight; the longer it has been seen the less so.
 fn straight_enough(config: &VerdictConfig, seen: u32, needed: u32) -> f64 {
     let [first, last] = config.straight;
-    let longer = f64::from(seen.saturating_sub(needed)) / (f64::from(needed.max(1)) / 3.0);
+    // From 8 minutes on, and for as long again: by then most caches have slowed down.
+    let since = needed.max(config.leak_windows);
+    let longer =
+        f64::from(seen.saturating_sub(since)) / (f64::from(config.leak_windows.max(1)) / 3.0);
     first + (last - first) * longer.clamp(0.0, 1.0)
 }
 

@@ -111,6 +111,16 @@ fn wants(config: &VerdictConfig, weighed: &Weighed, missing: &Missing) -> String
             let seconds = f64::from(*windows) * config.window_seconds;
             format!("it has not grown for {}", human::duration(seconds))
         }
+        Missing::Few(more) => {
+            format!("{more:.0} more objects may be chance where so many come and go")
+        }
+        Missing::Below(windows) => {
+            let seconds = f64::from(*windows) * config.window_seconds;
+            format!("it was higher {} ago: it may swing", human::duration(seconds))
+        }
+        Missing::Pace(ratio) => {
+            format!("{ratio:.1} times as much is freed as at first: it may come to rest by itself")
+        }
         Missing::Load(ratio) => {
             format!("load explains it: {ratio:.1} times as many allocations as at first")
         }
