@@ -99,7 +99,10 @@ pub struct Site {
     pub allocations: u64,
     pub frees: u64,
     pub failures: u64,
+    pub growth_bytes_per_second: Option<f64>,
     pub verdict: String,
+    pub confidence: Option<f64>,
+    pub evidence: serde_json::Value,
     pub sampling: f64,
     pub frames_sampled: bool,
     pub stack: Option<Taken>,
@@ -256,7 +259,18 @@ pub struct Finding {
     pub site: Option<String>,
     pub function: Option<String>,
     pub verdict: String,
+    pub comm: String,
+    pub exhaustion: Option<Exhaustion>,
     pub decided_by: Vec<String>,
+}
+
+/// When memory will be gone.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Exhaustion {
+    /// Seconds from now.
+    pub seconds: f64,
+    /// Of what.
+    pub of: String,
 }
 
 /// A whole dump.

@@ -52,6 +52,18 @@ impl Fixtures {
         self.directory.join("client")
     }
 
+    /// The program whose scenarios are memory patterns from production, linked against both.
+    #[must_use]
+    pub fn cases(&self) -> PathBuf {
+        self.directory.join("cases")
+    }
+
+    /// The library without symbols that one of them leaks in.
+    #[must_use]
+    pub fn stripped(&self) -> PathBuf {
+        self.directory.join("libstripped.so")
+    }
+
     /// The program that opens a runtime library late.
     #[must_use]
     pub fn loader(&self) -> PathBuf {
@@ -165,10 +177,27 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     );
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.client())?;
+    compile_cases(fixtures)?;
     finish(gcc(PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
     finish(gcc(PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
     finish(&mut gcc(LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
+}
+
+fn compile_cases(fixtures: &Fixtures) -> anyhow::Result<()> {
+    let link = [
+        &format!("-L{}", fixtures.directory.display()),
+        "-l:libcudart.so.12",
+        "-l:libcuda.so.1",
+        "-Wl,-rpath,$ORIGIN",
+    ];
+    let mut stripped = gcc(LIBRARY, &["cases/stripped.c"]);
+    stripped.args(["-fno-optimize-sibling-calls", "-s", "-Wl,-soname,libstripped.so"]);
+    finish(stripped.args(link), &fixtures.stripped())?;
+    let files = ["main.c", "lost.c", "caches.c", "pools.c", "load.c", "families.c", "kernel.c"]
+        .map(|file| format!("cases/{file}"));
+    let mut cases = gcc(PROGRAM, &files.each_ref().map(String::as_str));
+    finish(cases.args(link).args(["-l:libstripped.so", "-lm"]), &fixtures.cases())
 }
 
 fn gcc(options: &[&str], files: &[&str]) -> Command {
@@ -204,7 +233,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 fn newest_source() -> SystemTime {
     let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let options = ["fixture.rs", "stacks/build.rs"].map(|file| harness.join(file));
-    let directories = [sources(), sources().join("stacks")];
+    let directories = [sources(), sources().join("stacks"), sources().join("cases")];
     let entries = directories.iter().filter_map(|one| std::fs::read_dir(one).ok());
     entries
         .flat_map(|entries| entries.flatten().map(|entry| entry.path()))

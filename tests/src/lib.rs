@@ -6,6 +6,7 @@
 
 pub mod bpf;
 pub mod browser;
+pub mod cases;
 pub mod cgroup;
 pub mod daemon;
 pub mod dump;

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use memtrace_tests::cases::{SCENARIOS, WINDOWS};
 use memtrace_tests::dump::amount;
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::ipc::Left;
@@ -236,4 +237,34 @@ fn a_program_that_does_not_end_is_killed_and_told() {
     let error = process::run(Command::new("sleep").arg("60"), Duration::from_millis(100));
     let text = format!("{:#}", error.unwrap_err());
     assert!(text.contains("has not ended within"), "{text}");
+}
+
+#[test]
+fn every_scenario_of_the_verdicts_says_what_it_has_and_ends_with_its_listener() -> Result<()> {
+    let cases = fixture::build(Variant::Plain)?.cases();
+    for scenario in SCENARIOS {
+        let name = scenario.name;
+        // Five thousand times as fast as it is traced.
+        let arguments = [name, "0.2", &WINDOWS.to_string()];
+        let mut program = Running::start_talking(Command::new(&cases).args(arguments))?;
+        let start = program.read_json()?;
+        let _left = Left::parse(&start).unwrap_or_default();
+        let mut line = start;
+        while line.get("at").is_none_or(|at| at != "end") {
+            line = program.read_json().with_context(|| format!("{name} has no end"))?;
+        }
+        let of_kernel = line.get("sent").or(line.get("eventfds")).and_then(|sent| sent.as_u64());
+        let books = Truth::parse(line)?.books;
+        let seen: u64 = books.domains.values().map(|domain| domain.seen.count).sum();
+        // What the supervisor's children had is on their books.
+        ensure!(seen + of_kernel.unwrap_or(0) > 2 || name == "a37", "{name} has had {seen}");
+        let status = program.finish(LIMIT)?.status;
+        let expected = match name {
+            "a6" => 0,
+            "a38" => 128 + 9,
+            _ => 75,
+        };
+        ensure!(status == expected, "{name} ended with {status}");
+    }
+    Ok(())
 }

@@ -111,7 +111,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !plan.subjects.is_empty()
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
-    plan.verdict = verdict(&config.verdict);
+    plan.verdict = verdict(&config.verdict, plan.verdict);
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
 }
@@ -134,7 +134,11 @@ fn sizes(maps: &Maps, set: Sizes) -> Sizes {
     }
 }
 
-fn verdict(section: &VerdictSection) -> VerdictConfig {
+/// The configured numbers; what tests have set to other than the default stays.
+fn verdict(section: &VerdictSection, set: VerdictConfig) -> VerdictConfig {
+    if set != VerdictConfig::default() {
+        return set;
+    }
     let VerdictSection {
         window_seconds,
         minimum_age_seconds,
@@ -212,7 +216,10 @@ mod tests {
 
     #[test]
     fn defaults_are_the_same_wherever_they_are_written() {
-        assert_eq!(verdict(&VerdictSection::default()), VerdictConfig::default());
+        assert_eq!(
+            verdict(&VerdictSection::default(), VerdictConfig::default()),
+            VerdictConfig::default()
+        );
         assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
     }
 
@@ -222,7 +229,7 @@ mod tests {
                     [verdict.domain.cuda]\nminimum_bytes = '16MiB'\nminimum_age_seconds = 5.0\n\
                     [verdict.domain.kernel]\nconfidence_to_report = 0.9\n";
         let config = Config::parse(std::path::Path::new("m.toml"), text).unwrap();
-        let verdict = verdict(&config.verdict);
+        let verdict = verdict(&config.verdict, VerdictConfig::default());
         assert!(verdict.known_sites.contains(&0xff));
         assert_eq!(verdict.min_bytes_of(Domain::Cuda), 16 << 20);
         assert_eq!(verdict.min_age_ns_of(Domain::Cuda), 5_000_000_000);
