@@ -60,6 +60,12 @@ pub(super) struct History {
     low_objects: u64,
     early: f64,
     pub(super) late: f64,
+    /// Bytes an allocation, then and of late.
+    early_size: f64,
+    late_size: f64,
+    /// `active` when the present growth began: after the last rest.
+    pub(super) episode: u32,
+    window_bytes: u64,
     /// Highest floor so far; windows since it rose: of all and of those that were not idle.
     pub(super) high: u64,
     pub(super) rises: u32,
@@ -115,6 +121,10 @@ impl History {
             low_objects: u64::MAX,
             early: 0.0,
             late: 0.0,
+            early_size: 0.0,
+            late_size: 0.0,
+            episode: 0,
+            window_bytes: look.allocated.bytes,
             high: 0,
             rises: 0,
             since_rise: 0,
@@ -156,7 +166,9 @@ impl History {
         let frees = look.freed.count.saturating_sub(self.window_freed);
         let floor = std::mem::replace(&mut self.floor, look.live.bytes);
         let objects = std::mem::replace(&mut self.objects, look.live.count);
+        let bytes = look.allocated.bytes.saturating_sub(self.window_bytes);
         self.window_allocated = look.allocated.count;
+        self.window_bytes = look.allocated.bytes;
         self.window_freed = look.freed.count;
         self.windows += 1;
         if frees > 0 {
@@ -182,6 +194,14 @@ impl History {
             self.late = self.early;
         }
         self.late += (count - self.late) * 0.2;
+        if allocations > 0 {
+            let size = bytes as f64 / count;
+            if self.active < EARLY || self.early_size == 0.0 {
+                self.early_size = self.early_size.max(size);
+                self.late_size = size;
+            }
+            self.late_size += (size - self.late_size) * 0.2;
+        }
         self.active += 1;
         self.pyramid.push(Window {
             floor,
@@ -193,6 +213,11 @@ impl History {
         if self.active == 1 {
             self.high = floor;
         } else if floor as f64 > self.high as f64 + grown * NEW_MAXIMUM {
+            if self.active_since_rise >= self.patience(config)
+                && matches!(self.verdict, Verdict::Plateau | Verdict::Steady)
+            {
+                self.episode = self.active.saturating_sub(2);
+            }
             self.high = floor;
             self.rises += 1;
             self.since_rise = 0;
@@ -252,6 +277,11 @@ impl History {
     /// Windows with work since the first free was seen.
     pub(super) fn turned_over_for(&self) -> Option<u32> {
         self.first_free.map(|first| self.active.saturating_sub(first))
+    }
+
+    /// By how much larger allocations are than at first.
+    pub(super) fn larger(&self) -> f64 {
+        if self.early_size > 0.0 { self.late_size / self.early_size } else { 1.0 }
     }
 
     /// By how much more is allocated a window than at first.

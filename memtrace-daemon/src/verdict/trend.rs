@@ -72,6 +72,11 @@ impl Trend {
         }
     }
 
+    /// Whether the process' other work rose, so that it can explain growth in bursts.
+    pub(super) fn work_counts(&self) -> bool {
+        self.work.is_some_and(|work| work > 1.5)
+    }
+
     /// By how much allocations became fewer than the process' other work did, if that is less
     /// than `share` and no chance.
     pub(super) fn fewer(&self, share: f64, deviations: f64) -> Option<f64> {
@@ -85,7 +90,7 @@ impl Trend {
 
     /// Whether the objects got larger, not more of them, without ever getting smaller: blocks
     /// that grow by being copied into larger ones.
-    pub(super) fn grows_in_size(&self) -> bool {
+    pub(super) fn same_objects_grow(&self) -> bool {
         let as_many = (self.objects_last - self.objects_first).abs() <= self.objects_first * 0.1;
         as_many && self.last >= self.first * 1.5 && self.falling * 10 <= self.rising
     }
@@ -97,26 +102,34 @@ impl Trend {
     }
 }
 
-/// Looks at a tier; `residence` is in base windows. `None` where there is too little to see.
-pub(super) fn of(tier: &Tier, residence: u32, scratch: &mut Scratch) -> Option<Trend> {
+/// Looks at the newest `windows` base windows of a tier; `residence` is in base windows too.
+/// `None` where there is too little to see.
+pub(super) fn of(
+    tier: &Tier,
+    windows: u32,
+    residence: u32,
+    scratch: &mut Scratch,
+) -> Option<Trend> {
     let length = tier.windows.len();
+    let newest = usize::try_from(windows.div_ceil(tier.width.max(1))).unwrap_or(usize::MAX);
+    let skipped = length.saturating_sub(newest.max(4));
     let reach = usize::try_from(residence.div_ceil(tier.width.max(1))).unwrap_or(1).max(1);
-    if length < reach + 3 {
+    if length - skipped < reach + 3 {
         return None;
     }
     let mut envelope = std::mem::take(&mut scratch.envelope);
     envelope.clear();
     let floors = |at: usize| tier.windows.get(at).map_or(0, |window| window.floor);
-    for end in reach - 1..length {
+    for end in skipped + reach - 1..length {
         let low = (end + 1 - reach..=end).map(floors).min().unwrap_or(0);
         envelope.push(low as f64);
     }
-    let trend = along(tier, reach, &envelope, scratch);
+    let trend = along(tier, skipped + reach, &envelope, scratch);
     scratch.envelope = envelope;
     trend
 }
 
-fn along(tier: &Tier, reach: usize, envelope: &[f64], scratch: &mut Scratch) -> Option<Trend> {
+fn along(tier: &Tier, before: usize, envelope: &[f64], scratch: &mut Scratch) -> Option<Trend> {
     let (low, high) = envelope
         .iter()
         .fold((f64::INFINITY, 0.0_f64), |(low, high), floor| (low.min(*floor), high.max(*floor)));
@@ -153,7 +166,7 @@ fn along(tier: &Tier, reach: usize, envelope: &[f64], scratch: &mut Scratch) -> 
             p: found.p,
         };
     }
-    let windows = || tier.windows.iter().skip(reach - 1 + valley);
+    let windows = || tier.windows.iter().skip(before - 1 + valley);
     thirds(&mut trend, rise, windows, scratch);
     Some(trend)
 }
@@ -234,7 +247,7 @@ mod tests {
                 work: Rough::of(work),
             });
         }
-        of(&pyramid.tiers[0], residence, &mut Scratch::default()).unwrap()
+        of(&pyramid.tiers[0], u32::MAX, residence, &mut Scratch::default()).unwrap()
     }
 
     #[test]
@@ -244,7 +257,7 @@ mod tests {
         assert!((trend.by_time.unwrap() - 1.0).abs() < 0.01);
         assert_eq!(trend.rest, 0);
         assert!(trend.slope.p < 1e-6 && trend.maxima > 30);
-        assert!(!trend.grows_in_size());
+        assert!(!trend.same_objects_grow());
     }
 
     #[test]

@@ -22,7 +22,11 @@ const GROWING_P: f64 = 0.01;
 const FEWER: f64 = 0.75;
 const FEWER_BY_CHANCE: f64 = 1.3;
 /// Growth that is so much more than before comes in bursts.
-const BURSTS: f64 = 2.0;
+const BURSTS: f64 = 2.5;
+/// Allocations that are so much larger than at first are of something that grows.
+const LARGER: f64 = 1.3;
+/// Points that it takes to say of a longer time that growth slowed down.
+const STRAIGHT_POINTS: u32 = 9;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
 const STEADY_PACE: f64 = 1.25;
 /// Frees that become more than this factor as memory grows will catch up with allocations.
@@ -32,6 +36,8 @@ const FASTER_PACE: f64 = 1.5;
 const BEYOND_CHANCE: f64 = 6.0;
 /// Share of the growth that must be older than what is freed.
 const OLD_SHARE: f64 = 0.5;
+/// The same of a queue, where even the oldest leave in the end.
+const OLD_SHARE_OF_QUEUE: f64 = 0.3;
 
 /// The numbers of the last evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,14 +59,30 @@ pub(super) struct Weighed {
     pub(super) below_high: u32,
     /// Whether it is a sum over sites, where one may free for another.
     pub(super) sum: bool,
+    /// Whether allocations are larger than at first.
+    pub(super) larger: bool,
+    /// By how much it has slowed down over a longer time than `trend` shows.
+    pub(super) slowed: Option<f64>,
 }
 
 impl Weighed {
+    /// Share of the growth that must be old.
+    fn old_enough(&self) -> f64 {
+        if self.queues() { OLD_SHARE_OF_QUEUE } else { OLD_SHARE }
+    }
+
+    /// Whether blocks grow by being copied into larger ones: what is freed says nothing then
+    /// about what is kept.
+    fn grows_in_size(&self) -> bool {
+        self.larger && self.trend.is_some_and(|trend| trend.same_objects_grow())
+    }
+
     /// Whether more comes than goes, all the time: a queue that gets longer and longer frees all
     /// that it ever took, later and later. What frees more the more there is has a bound.
     fn queues(&self) -> bool {
         self.trend.is_some_and(|trend| {
-            trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
+            trend.last >= trend.first * 2.0
+                && trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
                 && trend.load.is_some_and(|load| load <= STEADY_PACE)
         })
     }
@@ -124,15 +146,18 @@ pub(super) fn weigh(
         sum: history.sum,
         ..Weighed::default()
     };
+    let since = history.active.saturating_sub(history.episode);
+    weighed.larger = history.larger() >= LARGER;
     let mut best: Option<Weighed> = None;
+    let mut slowest = None;
     for tier in &history.pyramid.tiers {
-        let Some(trend) = trend::of(tier, residence, scratch) else { continue };
-        let matters = weighed.turns_over && !trend.grows_in_size() && trend.growth() > 0.0;
+        let Some(trend) = trend::of(tier, since, residence, scratch) else { continue };
         weighed.trend = Some(trend);
+        let matters = weighed.turns_over && !weighed.grows_in_size() && trend.growth() > 0.0;
         let old_share = match cohorts {
             _ if !matters => None,
             Some((cohorts, now)) => {
-                let age = if weighed.queues() { trend.windows() / 4 } else { residence * 2 };
+                let age = if weighed.queues() { trend.windows() / 8 } else { residence * 2 };
                 Some(old_share(history, &trend, cohorts, now, age.max(2)))
             }
             // Of sums it is known of memory of one age only.
@@ -145,12 +170,28 @@ pub(super) fn weigh(
         let missing = missing(config, &weighed);
         weighed.grows = grows(config, &trend) && !missing.iter().any(Missing::explains);
         weighed.leak = weighed.grows && missing.is_empty();
+        // Seen from farther away what was fast at first and is slow now is no straight line.
+        let slowed = (trend.points >= STRAIGHT_POINTS).then(|| slows(config, &weighed)).flatten();
+        slowest = slowed.or(slowest);
         let better = best.is_none_or(|best| rank(&weighed) > rank(&best));
         if better {
             best = Some(weighed);
         }
     }
-    best.unwrap_or(Weighed { trend: None, ..weighed })
+    let mut best = best.unwrap_or(Weighed { trend: None, ..weighed });
+    if !best.turns_over && best.leak {
+        best.slowed = slowest;
+        best.leak = slowest.is_none();
+    }
+    best
+}
+
+/// By how much a site that never frees has slowed down, if it has.
+fn slows(config: &VerdictConfig, weighed: &Weighed) -> Option<f64> {
+    let trend = weighed.trend.as_ref()?;
+    let [_, last] = config.straight;
+    let straight = trend.straight().filter(|straight| *straight < last);
+    straight.or_else(|| trend.fewer(FEWER, FEWER_BY_CHANCE))
 }
 
 /// The finest tier that says most.
@@ -184,7 +225,7 @@ fn below_high(trend: &Trend, windows: u32) -> bool {
 
 /// Windows of growth that a leak takes here.
 pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
-    let size = weighed.trend.is_some_and(|trend| trend.grows_in_size());
+    let size = weighed.grows_in_size();
     // Where it is known how old is what is live, less time tells.
     let known = weighed.turns_over && weighed.old_share.is_some() && !weighed.sum;
     let windows = match known && !size && !weighed.queues() {
@@ -203,6 +244,7 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
 pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing> {
     let mut missing = Vec::new();
     let Some(trend) = &weighed.trend else { return missing };
+    missing.extend(weighed.slowed.map(Missing::Straight));
     let (seen, needed) = (trend.windows(), needed(config, weighed));
     let idle_enough =
         weighed.idle > 0 && weighed.nearly(config) && seen + weighed.idle >= needed + needed / 4;
@@ -224,7 +266,9 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         missing.push(Missing::Straight(straight));
     } else if !weighed.turns_over {
         missing.extend(trend.fewer(FEWER, FEWER_BY_CHANCE).map(Missing::Straight));
-        let bursts = trend.by_time.filter(|ratio| *ratio > BURSTS);
+        let work = trend.by_work.is_some_and(|ratio| ratio < BURSTS && trend.work_counts());
+        let most = trend.by_time.unwrap_or(0.0).max(trend.load.unwrap_or(0.0));
+        let bursts = Some(most).filter(|ratio| *ratio > BURSTS && !work);
         missing.extend(bursts.map(Missing::Bursts));
     }
     if rests(trend) {
@@ -233,11 +277,11 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         missing.push(Missing::Below(weighed.below_high));
     }
     match (weighed.turns_over, weighed.old_share, trend.load) {
-        _ if trend.grows_in_size() => {}
+        _ if weighed.grows_in_size() => {}
         (true, None, _) if trend.more_objects() < BEYOND_CHANCE => {
             missing.push(Missing::Few(trend.objects_last - trend.objects_first));
         }
-        (true, Some(share), _) if share < OLD_SHARE => missing.push(Missing::Old(share)),
+        (true, Some(share), _) if share < weighed.old_enough() => missing.push(Missing::Old(share)),
         // Of kernel memory and of sums it is not known how old is what is live.
         (true, None, load)
             if trend.objects_last <= trend.late * f64::from(weighed.residence)

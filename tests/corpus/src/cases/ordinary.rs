@@ -70,7 +70,8 @@ fn cache_and_traffic(stage: &mut Stage) {
     let process = stage.service();
     let site = stage.any_site(process);
     let rate = stage.random().log_between(0.5, 4.0);
-    let fill = stage.random().between(60.0, 420.0);
+    // Full before 5 minutes: beside traffic that frees, nothing tells it from a leak before.
+    let fill = stage.random().between(60.0, 180.0);
     let around = stage.random().log_between(50e3, 2e6);
     let sizes = stage.sizes(site, around);
     let load = Load { noise: 0.3, ..Load::constant() };
