@@ -46,7 +46,7 @@ fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict 
             return Verdict::Steady;
         }
         let over =
-            history.idle == 0 && history.active_since_rise >= history.patience_of_leak(config);
+            history.idle == 0 && history.active_since_record >= history.patience_of_leak(config);
         return if over { Verdict::Plateau } else { Verdict::Leak };
     }
     if weighed.leak {

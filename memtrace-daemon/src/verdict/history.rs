@@ -13,6 +13,8 @@ use crate::snapshot::Verdict;
 const NEW_MAXIMUM: f64 = 0.01;
 /// Windows after which it is forgotten how high a floor once was: 6 hours.
 const LONG_AGO: u32 = 2_160;
+/// Share of what is allocated that must be freed for anything to follow from it.
+const TURNOVER: f64 = 0.1;
 /// Windows that the rate of allocations at first is taken of.
 const EARLY: u32 = 6;
 
@@ -71,6 +73,9 @@ pub(super) struct History {
     pub(super) rises: u32,
     pub(super) since_rise: u32,
     pub(super) active_since_rise: u32,
+    /// The highest floor to the byte, and windows with work since: what a leak must rest from.
+    record: u64,
+    pub(super) active_since_record: u32,
     /// Windows since anything happened, and how long that usually takes.
     quiet: u32,
     usual_quiet: f32,
@@ -129,6 +134,8 @@ impl History {
             rises: 0,
             since_rise: 0,
             active_since_rise: 0,
+            record: 0,
+            active_since_record: 0,
             quiet: 0,
             usual_quiet: 1.0,
             verdict: if old { Verdict::Steady } else { Verdict::Warming },
@@ -209,6 +216,11 @@ impl History {
             allocations: Rough::of(count as f32),
             work: Rough::of(work.saturating_sub(allocations) as f32),
         });
+        self.active_since_record = match floor > self.record {
+            true => 0,
+            false => self.active_since_record + 1,
+        };
+        self.record = self.record.max(floor);
         let grown = self.high.saturating_sub(base) as f64;
         if self.active == 1 {
             self.high = floor;
@@ -274,9 +286,13 @@ impl History {
         since.saturating_sub(lately as u64)
     }
 
-    /// Windows with work since the first free was seen.
+    /// Windows with work since the first free was seen; `None` where hardly anything was freed.
     pub(super) fn turned_over_for(&self) -> Option<u32> {
-        self.first_free.map(|first| self.active.saturating_sub(first))
+        let freed = self.ages().iter().sum::<u64>() as f64;
+        let allocated = self.now.allocated.count.saturating_sub(self.allocated.count) as f64;
+        self.first_free
+            .filter(|_| freed >= allocated * TURNOVER)
+            .map(|first| self.active.saturating_sub(first))
     }
 
     /// By how much larger allocations are than at first.
@@ -299,6 +315,7 @@ impl History {
     pub(super) fn begin_again(&mut self) {
         let floor = self.last_floor();
         self.high = floor;
+        self.record = floor;
         self.base = Some(floor);
         self.rises = 0;
         self.since_rise = 0;

@@ -25,6 +25,8 @@ const FEWER_BY_CHANCE: f64 = 1.3;
 const BURSTS: f64 = 2.5;
 /// Allocations that are so much larger than at first are of something that grows.
 const LARGER: f64 = 1.3;
+/// And by this part of what live memory has grown by.
+const AS_LARGE: f64 = 0.5;
 /// Points that it takes to say of a longer time that growth slowed down.
 const STRAIGHT_POINTS: u32 = 9;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
@@ -34,6 +36,8 @@ const FASTER_PACE: f64 = 1.5;
 /// Objects that come and go by chance swing by the square root of their number; growth must be
 /// so many times as much, where it is not known how old they are.
 const BEYOND_CHANCE: f64 = 6.0;
+/// Windows that the envelope of a queue reaches over.
+const QUEUE_REACH: u32 = 4;
 /// Share of the growth that must be older than what is freed.
 const OLD_SHARE: f64 = 0.5;
 /// The same of a queue, where even the oldest leave in the end.
@@ -59,8 +63,8 @@ pub(super) struct Weighed {
     pub(super) below_high: u32,
     /// Whether it is a sum over sites, where one may free for another.
     pub(super) sum: bool,
-    /// Whether allocations are larger than at first.
-    pub(super) larger: bool,
+    /// By how much larger allocations are than at first.
+    pub(super) larger: f64,
     /// By how much it has slowed down over a longer time than `trend` shows.
     pub(super) slowed: Option<f64>,
 }
@@ -74,7 +78,10 @@ impl Weighed {
     /// Whether blocks grow by being copied into larger ones: what is freed says nothing then
     /// about what is kept.
     fn grows_in_size(&self) -> bool {
-        self.larger && self.trend.is_some_and(|trend| trend.same_objects_grow())
+        self.trend.is_some_and(|trend| {
+            let enough = (trend.last / trend.first.max(1.0) * AS_LARGE).max(LARGER);
+            trend.same_objects_grow() && self.larger >= enough
+        })
     }
 
     /// Whether more comes than goes, all the time: a queue that gets longer and longer frees all
@@ -82,6 +89,7 @@ impl Weighed {
     fn queues(&self) -> bool {
         self.trend.is_some_and(|trend| {
             trend.last >= trend.first * 2.0
+                && trend.more_objects() >= BEYOND_CHANCE
                 && trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
                 && trend.load.is_some_and(|load| load <= STEADY_PACE)
         })
@@ -147,12 +155,22 @@ pub(super) fn weigh(
         ..Weighed::default()
     };
     let since = history.active.saturating_sub(history.episode);
-    weighed.larger = history.larger() >= LARGER;
+    weighed.larger = history.larger();
     let mut best: Option<Weighed> = None;
     let mut slowest = None;
-    for tier in &history.pyramid.tiers {
-        let Some(trend) = trend::of(tier, since, residence, scratch) else { continue };
+    // A queue that gets longer frees later and later: there is no envelope that it fits under.
+    let reaches = [(residence, false), (QUEUE_REACH, true)];
+    let tiers = history.pyramid.tiers.iter();
+    let looks = tiers.flat_map(|tier| reaches.map(|(reach, queue)| (tier, reach, queue)));
+    for (tier, reach, queue) in looks {
+        if queue && (residence <= QUEUE_REACH || !weighed.turns_over) {
+            continue;
+        }
+        let Some(trend) = trend::of(tier, since, reach, scratch) else { continue };
         weighed.trend = Some(trend);
+        if queue && !weighed.queues() {
+            continue;
+        }
         let matters = weighed.turns_over && !weighed.grows_in_size() && trend.growth() > 0.0;
         let old_share = match cohorts {
             _ if !matters => None,
