@@ -22,9 +22,9 @@ pub(super) fn confidence(
             let trend = weighed.trend.unwrap_or_default();
             // Longer than it takes, straighter than it must be, seen to turn over.
             let time = (longer(trend.windows()) - 1.0).clamp(0.0, 1.0) * 0.05;
-            let straight = straight_margin(config, weighed).clamp(0.0, 0.2) * 0.25;
+            let straight = straight_margin(config, weighed).clamp(0.0, 0.2) * 0.1;
             let turnover = if weighed.turns_over { 0.02 } else { 0.0 };
-            0.88 + time + straight + turnover
+            0.91 + time + straight + turnover
         }
         Verdict::Growing => {
             let trend = weighed.trend.unwrap_or_default();
@@ -33,7 +33,7 @@ pub(super) fn confidence(
         Verdict::Plateau | Verdict::Steady => {
             let watched =
                 f64::from(history.since_rise) / f64::from(history.patience(config).max(1));
-            0.9 + 0.08 * (watched / 3.0).min(1.0)
+            0.95 + 0.04 * (watched / 3.0).min(1.0)
         }
         _ => return None,
     };

@@ -12,9 +12,9 @@ use crate::ledger::{Cohorts, RowKey};
 use crate::snapshot::{Evidence, Interval, Survival, Verdict};
 
 /// What the books may exceed the slab's growth by before that means anything: a tenth, and what
-/// was there before the first look.
+/// everybody else's kernel memory swings by meanwhile.
 const SLAB_MARGIN: f64 = 1.1;
-const SLAB_TOLERANCE: u64 = 1 << 20;
+const SLAB_TOLERANCE: u64 = 16 << 20;
 /// A row is doubted where what the slab does not show is at least this share of it.
 const DOUBTED_SHARE: f64 = 0.5;
 /// Kernel memory that nobody freed after its owner's end: at most this share was.
@@ -174,6 +174,10 @@ fn outlived(config: &VerdictConfig, row: &RowFacts<'_>, judgement: &mut Judgemen
         return;
     }
     let seconds = age_ns / 1_000_000_000;
+    if judgement.verdict == Verdict::Leak {
+        judgement.decided_by.push(format!("its process ended {seconds} s ago; it is still live"));
+        return;
+    }
     let freed = share_freed(row.allocated, row.freed).unwrap_or(1.0);
     let long = age_ns >= config.window_ns().saturating_mul(u64::from(config.leak_windows));
     let nobody = freed <= FREED_BY_OTHERS && row.allocated.count >= MANY;

@@ -10,11 +10,12 @@ use crate::ledger::{FoldedKey, RowSample};
 
 /// Windows of a process' life that a service does not count: start-up.
 const START: u32 = 2;
-/// Share of the windows after start-up that a process must have risen in until its end, for what
-/// it held to count as leaked by its service although the end gave it back; and how many these
-/// must be.
-const ROSE_UNTIL_END: f64 = 0.8;
+/// For what a process held at its end to count as leaked by its service although the end gave it
+/// back, it must have risen in so many windows after start-up, in this share of them, and have
+/// fallen in no more than that one.
 const ROSE_AT_LEAST: u32 = 2;
+const ROSE: f64 = 0.5;
+const FELL: f64 = 0.1;
 /// A process is judged as a sum where its largest site holds less than this share.
 const LARGEST: f64 = 0.5;
 
@@ -33,11 +34,12 @@ pub(super) struct Sum {
     pub(super) round: u64,
     /// Live bytes of the largest site.
     largest: u64,
-    /// The lowest sum in this window, the floor of the last one, and in how many it rose.
+    /// The lowest sum in this window, the floor of the last one, and in how many it rose and fell.
     floor: u64,
     last: Option<u64>,
     windows: u32,
     rising: u32,
+    falling: u32,
     /// What it has added to its service's joined growth.
     added: i64,
     /// Bytes that are old, as of this window's first look; `None` where that is not followed.
@@ -102,6 +104,7 @@ impl Sums {
             last: None,
             windows: 0,
             rising: 0,
+            falling: 0,
             added: 0,
             old: None,
             allocations: 0,
@@ -182,6 +185,7 @@ impl Sums {
                 sum.added += change;
                 service.joined += change;
                 sum.rising += u32::from(change > 0);
+                sum.falling += u32::from(change < 0);
                 service.rising += u32::from(change > 0);
             }
             sum.last = Some(floor);
@@ -211,9 +215,9 @@ impl Sum {
     }
 
     fn rose_until_its_end(&self) -> bool {
-        let counted = self.windows.saturating_sub(START);
-        self.rising >= ROSE_AT_LEAST
-            && f64::from(self.rising) >= f64::from(counted) * ROSE_UNTIL_END
+        let counted = f64::from(self.windows.saturating_sub(START));
+        let (rising, falling) = (f64::from(self.rising), f64::from(self.falling));
+        self.rising >= ROSE_AT_LEAST && rising >= counted * ROSE && falling <= counted * FELL
     }
 }
 

@@ -25,6 +25,8 @@ const FEWER_BY_CHANCE: f64 = 1.3;
 const BURSTS: f64 = 2.5;
 /// Allocations that are so much larger than at first are of something that grows.
 const LARGER: f64 = 1.3;
+/// How straight their growth must be.
+const STRAIGHT_IN_STEPS: f64 = 0.5;
 /// And by this part of what live memory has grown by.
 const AS_LARGE: f64 = 0.5;
 /// Points that it takes to say of a longer time that growth slowed down.
@@ -252,7 +254,7 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
     };
     let residence = weighed.residence.saturating_mul(3);
     if weighed.queues() {
-        windows.max(residence.min(config.leak_windows * 3 / 2))
+        windows.max(residence.min(config.leak_windows * 4 / 3))
     } else {
         windows.max(residence)
     }
@@ -280,7 +282,12 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         missing.push(Missing::Chance(trend.slope.p));
     }
     let straight = trend.straight().unwrap_or(0.0);
-    if straight < straight_enough(config, seen, needed) {
+    // What is copied into larger and larger blocks grows in larger and larger steps.
+    let enough = match weighed.grows_in_size() {
+        true => STRAIGHT_IN_STEPS,
+        false => straight_enough(config, seen, needed),
+    };
+    if straight < enough {
         missing.push(Missing::Straight(straight));
     } else if !weighed.turns_over {
         missing.extend(trend.fewer(FEWER, FEWER_BY_CHANCE).map(Missing::Straight));

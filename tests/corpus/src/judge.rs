@@ -166,15 +166,16 @@ impl<'a> Judge<'a> {
             .filter(|(_, site)| site.allocations > 0 && site.growth_ns.is_none())
             .count();
         let mut outcomes = Vec::new();
-        for follow in self.follows {
+        for (number, follow) in self.follows.into_iter().enumerate() {
             let mut outcome = Outcome { site_days: days * healthy as f64, ..Outcome::default() };
             for expectation in self.expectations {
                 let subject = expectation.target.subject(world);
                 let said = subject.and_then(|subject| follow.said.get(&subject).copied());
                 let said = said.unwrap_or(Verdict::Steady);
                 let right = expectation.finals.contains(&said)
-                    || (expectation.finals.contains(&Verdict::Orphaned)
-                        && orphaned(&follow, world, expectation.target));
+                    || (number == 0
+                        && expectation.finals.contains(&Verdict::Orphaned)
+                        && orphaned(&snapshot, world, expectation.target));
                 outcome.finals.push((*expectation, said, right));
                 if expectation.leaks() {
                     let found = subject.and_then(|subject| follow.calls.get(&subject).copied());
@@ -204,12 +205,17 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether the process of a site was said to be orphaned: as good as the site itself.
-fn orphaned(follow: &Follow, world: &World, target: Target) -> bool {
+/// Whether the process of a site was found orphaned: as good as the site itself.
+fn orphaned(snapshot: &Snapshot, world: &World, target: Target) -> bool {
     let Target::Site(site) = target else { return false };
     world.look(site).is_some_and(|site| {
-        let subject = Subject::Process(world.process(site.process).0, site.kind.domain());
-        follow.said.get(&subject) == Some(&Verdict::Orphaned)
+        let (_, pid) = world.process(site.process);
+        let domain = site.kind.domain().name();
+        snapshot.findings.iter().any(|finding| {
+            finding.verdict == Verdict::Orphaned
+                && finding.domain == domain
+                && finding.processes.contains(&pid)
+        })
     })
 }
 

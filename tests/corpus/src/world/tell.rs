@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use memtrace_common::{
     AGE_CLASSES, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader, Totals, TotalsKey,
 };
-use memtrace_daemon::record::{Call, HostMemory, Observation, Record, Stage};
+use memtrace_daemon::record::{
+    Call, HostMemory, Observation, Parent, ProcessMemory, Record, Stage,
+};
 use memtrace_daemon::snapshot::{Taken, TakenBy};
 
 use super::site::{Kind, Site};
@@ -17,6 +19,7 @@ const AGE_NS: u64 = 10 * SECOND;
 /// How often the host's figures are told, seconds.
 const OBSERVE: u64 = 10;
 /// What the slab holds that nobody traces, bytes.
+const ANONYMOUS_BYTES: u64 = 256 << 20;
 const SLAB_BYTES: u64 = 800 << 20;
 /// Memory of the host, bytes.
 const HOST_BYTES: u64 = 256 << 30;
@@ -95,7 +98,7 @@ impl World {
         let now_ns = self.now_ns;
         let second = self.second();
         let kernel = self.kernel_bytes();
-        let Self { sites, books, out, random, .. } = self;
+        let Self { sites, books, out, random, processes, .. } = self;
         for site in sites.iter_mut().filter(|site| site.changed) {
             site.changed = false;
             out.push(Record::Account { time_ns: now_ns, account: site.account });
@@ -117,6 +120,21 @@ impl World {
                 unreclaimable_bytes: SLAB_BYTES / 2 + grown,
                 ..HostMemory::default()
             }));
+        }
+        if second % OBSERVE == 1 {
+            for entry in processes.iter().filter(|entry| !entry.ended()) {
+                let runs = |tgid: u32| {
+                    processes.iter().any(|parent| parent.key.tgid == tgid && !parent.ended())
+                };
+                let tgid = Some(entry.parent_tgid).filter(|tgid| runs(*tgid)).unwrap_or(1);
+                observe(Observation::ProcessMemory(ProcessMemory {
+                    serial: entry.serial,
+                    parent: Some(Parent { tgid, comm: "service".to_owned() }),
+                    anonymous_bytes: ANONYMOUS_BYTES,
+                    threads: 1,
+                    ..ProcessMemory::default()
+                }));
+            }
         }
         if let Some(counters) = books.lost.take() {
             observe(Observation::Loss(counters));
