@@ -252,12 +252,12 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
         true => config.turnover_windows,
         false => config.leak_windows,
     };
+    // Where steps are few it takes longer to see that they become fewer.
+    let longer = config.leak_windows * 4 / 3;
+    let few = |trend: Trend| !weighed.turns_over && trend.maxima * 2 < trend.windows();
+    let windows = if weighed.trend.is_some_and(few) { longer } else { windows };
     let residence = weighed.residence.saturating_mul(3);
-    if weighed.queues() {
-        windows.max(residence.min(config.leak_windows * 4 / 3))
-    } else {
-        windows.max(residence)
-    }
+    if weighed.queues() { windows.max(residence.min(longer)) } else { windows.max(residence) }
 }
 
 /// What is missing to call this growth a leak; nothing where it is one.
@@ -308,6 +308,7 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         }
         (true, Some(share), _) if share < weighed.old_enough() => missing.push(Missing::Old(share)),
         // Of kernel memory and of sums it is not known how old is what is live.
+        (true, None, _) if weighed.queues() && seen >= config.leak_windows * 2 => {}
         (true, None, load)
             if trend.objects_last <= trend.late * f64::from(weighed.residence)
                 || load.is_some_and(|load| {

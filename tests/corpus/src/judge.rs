@@ -313,19 +313,28 @@ impl Judge<'_> {
             .get(number)
             .and_then(|follow| follow.looks.last())
             .is_none_or(|look| look.verdict != verdict);
-        let why = (number == 0 && changed).then(|| {
+        let again = self.follows.get(number).is_some_and(|follow| follow.looks.len() % 60 == 59);
+        let why = (number == 0 && (changed || again)).then(|| {
             let picture = self.core.snapshot(world.now_ns(), &setting());
             let site = sites
                 .last()
                 .and_then(|site| find(&picture, world.process(site.process).1, site.id));
             site.map_or_else(String::new, |site| {
-                format!("{:?} {:?}", site.confidence, site.evidence)
+                let words = found_words(&picture, site.id);
+                format!("{:?} {:?} {words:?}", site.confidence, site.evidence)
             })
         });
         if let Some(follow) = self.follows.get_mut(number) {
             follow.looks.push(Look { second: world.second(), live_bytes, verdict, why });
         }
     }
+}
+
+/// What decided about a site, or would decide.
+fn found_words(snapshot: &Snapshot, site: Option<u64>) -> Vec<String> {
+    let mut found = snapshot.findings.iter();
+    let found = found.find(|finding| finding.level == "site" && finding.site == site);
+    found.map(|finding| finding.decided_by.clone()).unwrap_or_default()
 }
 
 /// The sites that a target is about.
