@@ -95,6 +95,11 @@ impl Trend {
         as_many && self.last >= self.first * 1.5 && self.falling * 10 <= self.rising
     }
 
+    /// Whether it rose in at least this share of its steps.
+    pub(super) fn rises_in(&self, share: f64) -> bool {
+        f64::from(self.rising) >= f64::from(self.points.saturating_sub(1)) * share
+    }
+
     /// By how many objects live memory grew, in units of what their number swings by where they
     /// come and go by chance: the square root of it (Poisson).
     pub(super) fn more_objects(&self) -> f64 {

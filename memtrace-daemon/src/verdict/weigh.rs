@@ -38,6 +38,10 @@ const FASTER_PACE: f64 = 1.5;
 /// Objects that come and go by chance swing by the square root of their number; growth must be
 /// so many times as much, where it is not known how old they are.
 const BEYOND_CHANCE: f64 = 6.0;
+/// Share of the windows that growth must be seen in where it is not known how old memory is, and
+/// where a queue is to be told from a cache that fills anew with each rise of load.
+const MOST_WINDOWS: f64 = 0.5;
+const NEARLY_ALL: f64 = 0.8;
 /// Windows that the envelope of a queue reaches over.
 const QUEUE_REACH: u32 = 4;
 /// Share of the growth that must be older than what is freed.
@@ -308,7 +312,13 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         }
         (true, Some(share), _) if share < weighed.old_enough() => missing.push(Missing::Old(share)),
         // Of kernel memory and of sums it is not known how old is what is live.
-        (true, None, _) if weighed.queues() && seen >= config.leak_windows * 2 => {}
+        (true, None, _) if !trend.rises_in(MOST_WINDOWS) => {
+            missing.push(Missing::Few(trend.objects_last - trend.objects_first));
+        }
+        (true, None, _)
+            if weighed.queues()
+                && trend.rises_in(NEARLY_ALL)
+                && seen >= config.leak_windows * 2 => {}
         (true, None, load)
             if trend.objects_last <= trend.late * f64::from(weighed.residence)
                 || load.is_some_and(|load| {
