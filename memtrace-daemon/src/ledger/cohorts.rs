@@ -125,14 +125,16 @@ mod tests {
             }
             // One of three lives on.
             cohorts.freed(window, 10);
-            cohorts.freed(window.saturating_sub(5).max(1_000), 10);
+            if window >= 1_005 {
+                cohorts.freed(window - 5, 10);
+            }
         }
         let spans: Vec<Cohort> = cohorts.iter().copied().collect();
         assert!(spans.len() <= 64, "{}", spans.len());
         assert_eq!(spans.iter().map(|span| u64::from(span.allocated)).sum::<u64>(), 59_000 * 3);
         let live: u64 = spans.iter().map(|span| u64::from(span.live)).sum();
-        assert_eq!(live, 59_000, "{spans:?}");
-        assert_eq!(spans.iter().map(|span| span.live_bytes).sum::<u64>(), 590_000);
+        assert_eq!(live, 59_005, "{spans:?}");
+        assert_eq!(spans.iter().map(|span| span.live_bytes).sum::<u64>(), 590_050);
         for pair in spans.windows(2) {
             assert!(pair[0].start + pair[0].width <= pair[1].start, "{pair:?}");
             assert!(pair[0].width >= pair[1].width, "{pair:?}");

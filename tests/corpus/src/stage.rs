@@ -104,12 +104,12 @@ impl Stage {
     }
 
     /// What is right to say about a site.
-    pub fn expect(&mut self, site: SiteId, finals: &'static [Verdict]) {
+    pub fn label(&mut self, site: SiteId, finals: &'static [Verdict]) {
         self.expectations.push(Expectation { target: Target::Site(site), finals });
     }
 
     /// What is right to say about anything.
-    pub fn expect_of(&mut self, target: Target, finals: &'static [Verdict]) {
+    pub fn label_of(&mut self, target: Target, finals: &'static [Verdict]) {
         self.expectations.push(Expectation { target, finals });
     }
 

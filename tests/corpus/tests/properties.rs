@@ -29,15 +29,16 @@ impl Watcher for Listener {
         self.events += u64::from(matches!(record, Record::Allocation(_)));
         if let (Record::Tick { now_ns }, true) = (record, self.lost > 0.0) {
             let mut counters = vec![LossCounter::default(); LossCause::ALL.len()];
-            counters[LossCause::MissedReturn as usize].count =
-                (self.events as f64 * self.lost) as u64;
+            if let Some(counter) = counters.get_mut(LossCause::MissedReturn as usize) {
+                counter.count = (self.events as f64 * self.lost) as u64;
+            }
             let observation = Observation::Loss(counters);
             let _ = self.core.apply(&Record::Observation { now_ns: *now_ns, observation });
         }
     }
 
     fn look(&mut self, world: &World) {
-        let row = world.look(self.site).unwrap().row;
+        let Some(row) = world.look(self.site).map(|site| site.row) else { return };
         let mut verdict = Verdict::Steady;
         self.core.said(&mut |subject, said| {
             if subject == Subject::Row(row) {
@@ -53,9 +54,9 @@ fn listen(stage: Stage, site: SiteId, lost: f64) -> (Vec<Verdict>, Option<f64>) 
     let mut listener = Listener { core, site, said: Vec::new(), lost, events: 0 };
     let world = stage.run(&mut listener);
     let snapshot = listener.core.snapshot(world.now_ns(), &setting());
-    let id = world.look(site).unwrap().id;
+    let id = world.look(site).map(|site| site.id);
     let rows = snapshot.processes.iter().flat_map(|process| &process.sites);
-    let confidence = rows.filter(|row| row.id == Some(id)).find_map(|row| row.confidence);
+    let confidence = rows.filter(|row| row.id == id).find_map(|row| row.confidence);
     (listener.said, confidence)
 }
 

@@ -50,7 +50,7 @@ fn outstanding_takes_every_large_level_for_a_leak() {
 
 #[test]
 fn the_quartile_rule_wants_steps() {
-    let grows = |second| (second + 10) * (second + 10) * 1_000;
+    let grows = |second: u64| (64 * MIB) << (second / 600);
     assert_eq!(run(&mut Quartile::default(), 3_600, grows), Verdict::Leak);
     assert_eq!(run(&mut Quartile::default(), 3_600, |_| 64 * MIB), Verdict::Steady);
 }

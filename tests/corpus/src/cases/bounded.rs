@@ -39,7 +39,7 @@ fn filling(stage: &mut Stage, fill: f64) {
     cache.limit = (u64::MAX, (rate * fill).max(8.0) as usize);
     stage.play(cache);
     let finals = if fill as u64 > stage.seconds { GROWING } else { PLATEAU };
-    stage.expect(site, finals);
+    stage.label(site, finals);
     stage.others(process);
 }
 
@@ -62,7 +62,7 @@ fn a3(stage: &mut Stage) {
     let sizes = stage.sizes(site, 1e6);
     let load = Load { noise: 0.3, ..Load::constant() };
     stage.play(Cache::new(site, rate, sizes, Keys::Recurring(50), load));
-    stage.expect(site, PLATEAU);
+    stage.label(site, PLATEAU);
     stage.others(process);
 }
 
@@ -86,7 +86,7 @@ fn a4(stage: &mut Stage) {
         bytes: (0, 0),
     };
     stage.play(workload);
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -98,7 +98,7 @@ fn pool(stage: &mut Stage, load: Load, round: u64) {
     let sizes = Sizes::Log((most / 50.0) as u64, most as u64);
     let life = Life::Exponential(stage.random().log_between(0.2, 5.0));
     stage.play(Pool::new(site, rate, sizes, life, round, load));
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -126,7 +126,7 @@ fn a18(stage: &mut Stage) {
     let count = stage.random().whole(1, 16);
     let burst = Burst::new(site, (1.0, 1.0), count, sizes, Life::Ever);
     stage.play(Burst { bursts: 1, over, ..burst });
-    stage.expect(site, STEADY);
+    stage.label(site, STEADY);
     stage.others(process);
 }
 
@@ -140,7 +140,7 @@ fn a23(stage: &mut Stage) {
     // What it has grown to stays: chunks as large as all before them.
     let arena = Grower::new(site, 1 << 20, bound / fill, (2.0, 0), bound as u64, load);
     stage.play(arena.keeping());
-    stage.expect(site, PLATEAU);
+    stage.label(site, PLATEAU);
     stage.others(process);
 }
 
@@ -159,7 +159,7 @@ fn a24(stage: &mut Stage) {
     cache.limit = (u64::MAX, entries as usize);
     cache.least_recent = true;
     stage.play(cache);
-    stage.expect(site, PLATEAU);
+    stage.label(site, PLATEAU);
     stage.others(process);
 }
 
@@ -183,7 +183,7 @@ fn a31(stage: &mut Stage) {
         let sizes = stage.sizes(site, around);
         let life = Life::Fixed(every * stage.random().between(0.2, 0.9));
         stage.play(Burst::new(site, (every, every * 1.1), count, sizes, life));
-        stage.expect(site, BOUNDED);
+        stage.label(site, BOUNDED);
     }
 }
 
@@ -206,7 +206,7 @@ fn a35(stage: &mut Stage) {
         bytes: (0, 0),
     };
     stage.play(workload);
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -222,7 +222,7 @@ fn a38(stage: &mut Stage) {
     stage.play(Burst { bursts: 1, ..burst });
     let killed = stage.random().whole(120, seconds / 2);
     stage.end_at(killed, parent);
-    stage.expect(site, ORPHANED);
+    stage.label(site, ORPHANED);
     stage.others(parent);
 }
 
@@ -248,7 +248,7 @@ fn a40(stage: &mut Stage) {
         load: Load::any(stage.random(), seconds),
     };
     stage.play(workload);
-    stage.expect(site, STEADY);
+    stage.label(site, STEADY);
 }
 
 fn a41(stage: &mut Stage) {
@@ -261,7 +261,7 @@ fn a41(stage: &mut Stage) {
     let life = Life::Fixed(every * stage.random().between(0.1, 0.8));
     let count = stage.random().whole(4, 60);
     stage.play(Burst::new(site, (every, every * 1.2), count, sizes, life));
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -276,6 +276,6 @@ fn a42(stage: &mut Stage) {
     let level = Shape::Steps(levels.iter().map(|level| (seconds / 5.0, *level)).collect());
     let takes = stage.random().log_between(1.0, 30.0);
     stage.play(Concurrency { site, level, takes, sizes, flying: Vec::new() });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }

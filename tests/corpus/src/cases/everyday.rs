@@ -43,7 +43,7 @@ fn daily(stage: &mut Stage) {
     let around = stage.random().log_between(0.3e6, 8e6);
     let sizes = stage.sizes(site, around);
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
 }
 
 fn daily_cache(stage: &mut Stage) {
@@ -56,7 +56,7 @@ fn daily_cache(stage: &mut Stage) {
     let mut cache = Cache::new(site, rate, sizes, Keys::Unique, load);
     cache.residence = Some(stage.random().log_between(120.0, 460.0));
     stage.play(cache);
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
 }
 
 fn nightly(stage: &mut Stage) {
@@ -73,7 +73,7 @@ fn nightly(stage: &mut Stage) {
     let hold = Life::Exponential(stage.random().log_between(60.0, 600.0));
     let burst = Burst::new(site, (86_400.0, 86_401.0), count, sizes, hold);
     stage.play(Burst { first: night as u64, ..burst });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
 }
 
 fn hourly(stage: &mut Stage) {
@@ -87,7 +87,7 @@ fn hourly(stage: &mut Stage) {
     let life = Life::Exponential(stage.random().log_between(30.0, 240.0));
     let first = stage.random().whole(60, 600);
     stage.play(Burst { first, ..Burst::new(site, (every, every * 1.2), count, sizes, life) });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -103,7 +103,7 @@ fn generations(stage: &mut Stage, ends: (u64, u64), lives: (f64, f64)) {
     generations.ends = (u64::MAX, stage.random().whole(ends.0, ends.1));
     generations.gap = stage.random().whole(1, 20);
     if let Some(process) = generations.process {
-        stage.expect_of(Target::Service(process, kind.domain()), BOUNDED);
+        stage.label_of(Target::Service(process, kind.domain()), BOUNDED);
     }
     stage.play(generations);
 }
@@ -126,7 +126,7 @@ fn table(stage: &mut Stage) {
     let fill = stage.random().between(150.0, 420.0);
     let load = Load { noise: 0.2, ..Load::constant() };
     stage.play(Grower::new(site, 1 << 18, bound / fill, (2.0, 0), bound as u64, load));
-    stage.expect(site, PLATEAU);
+    stage.label(site, PLATEAU);
     stage.others(process);
 }
 
@@ -146,7 +146,7 @@ fn sockets(stage: &mut Stage) {
         Load::any(stage.random(), seconds)
     };
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -158,7 +158,7 @@ fn idle(stage: &mut Stage) {
     let traffic = stage.balanced(site);
     let load = traffic.load.clone().until(rests);
     stage.play(Traffic { load, ..traffic });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     // What it kept when it went to rest.
     let cached = stage.any_site(process);
     let fill = stage.random().between(60.0, 300.0);
@@ -168,7 +168,7 @@ fn idle(stage: &mut Stage) {
     let mut cache = Cache::new(cached, rate, sizes, Keys::Unique, Load::constant().until(rests));
     cache.limit = (u64::MAX, (rate * fill).min(rate * rests as f64 * 0.9).max(4.0) as usize);
     stage.play(cache);
-    stage.expect(cached, BOUNDED);
+    stage.label(cached, BOUNDED);
 }
 
 fn retention(stage: &mut Stage) {
@@ -181,6 +181,6 @@ fn retention(stage: &mut Stage) {
     let sizes = stage.sizes(site, around);
     let load = Load { noise: 0.3, ..Load::constant() };
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }

@@ -46,7 +46,7 @@ fn a1(stage: &mut Stage) {
     let lost = stage.random().pick(&[1.0, 1.0, 0.5, 0.2], 1.0);
     let life = Life::Exponential(stage.random().log_between(0.1, 10.0));
     stage.play(Traffic { site, rate: each / lost, sizes, life, lost, lost_from: 0, load });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -60,7 +60,7 @@ fn a3(stage: &mut Stage) {
     let mut cache = Cache::new(site, rate, sizes, Keys::Recurring(50), load);
     cache.unbounded_from = stage.random().whole(900, 1_500);
     stage.play(cache);
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -76,7 +76,7 @@ fn a4(stage: &mut Stage) {
     let waiting = Default::default();
     let bound = usize::MAX;
     stage.play(Queue { site, rate, drain, bound, sizes, load, waiting, bytes: (0, 0) });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
     debug_assert!(seconds > 0, "a variant lasts");
 }
@@ -101,7 +101,7 @@ fn a6(stage: &mut Stage) {
         load: load.until(end),
     });
     stage.end_at(end + 2, process);
-    stage.expect(site, LEFT);
+    stage.label(site, LEFT);
 }
 
 fn a9(stage: &mut Stage) {
@@ -112,7 +112,7 @@ fn a9(stage: &mut Stage) {
     let load = Load::any(stage.random(), seconds);
     let begin = stage.random().log_between(64e3, 4e6) as u64;
     stage.play(Grower::new(site, begin, bytes, (9.0 / 8.0, 0), u64::MAX, load));
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -124,7 +124,7 @@ fn a10(stage: &mut Stage) {
     let every = stage.random().between(5.0, 40.0);
     let load = Load { noise: 0.3, ..Load::constant() };
     stage.play(Grower::new(site, step, step as f64 / every, (1.0, step), u64::MAX, load));
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
     debug_assert!(seconds > 0, "a variant lasts");
 }
@@ -138,7 +138,7 @@ fn rare(stage: &mut Stage, kind: Kind, every: (f64, f64), around: f64) {
     let sizes = stage.sizes(site, around);
     let load = Load::any(stage.random(), seconds);
     stage.play(Traffic { site, rate, sizes, life: Life::Ever, lost: 1.0, lost_from: 0, load });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -177,7 +177,7 @@ fn a21(stage: &mut Stage) {
     let sizes = stage.sizes(site, around);
     let burst = Burst::new(site, (every * 0.5, every * 1.5), count, sizes, Life::Ever);
     stage.play(Burst { lost: count, ..burst });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     let shapes = stage.any_site(process);
     let traffic = stage.balanced(shapes);
     stage.play(traffic);
@@ -196,7 +196,7 @@ fn a23(stage: &mut Stage) {
     // A batch is lost of so many batches: what one handle of a thousand comes to over minutes.
     let lost = stage.random().log_between(0.01, 0.04);
     stage.play(Traffic { site, rate, sizes, life, lost, lost_from: 0, load });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -211,7 +211,7 @@ fn a26(stage: &mut Stage) {
     let life = Life::Fixed(stage.random().between(0.2, 4.0));
     let burst = Burst::new(site, (every * 0.7, every * 1.3), count, sizes, life);
     stage.play(Burst { lost: 1, ..burst });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -226,7 +226,7 @@ fn a29(stage: &mut Stage) {
     let life = Life::Exponential(stage.random().log_between(0.05, 5.0));
     let load = Load::any(stage.random(), seconds);
     stage.play(Traffic { site, rate: each / lost, sizes, life, lost, lost_from: 0, load });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -244,7 +244,7 @@ fn a37(stage: &mut Stage) {
     generations.ends = ((bytes * seconds) as u64, u64::MAX);
     generations.gap = stage.random().whole(1, 8);
     if let Some(process) = generations.process {
-        stage.expect_of(Target::Service(process, kind.domain()), LEAK);
+        stage.label_of(Target::Service(process, kind.domain()), LEAK);
     }
     stage.play(generations);
 }

@@ -28,7 +28,7 @@ fn traffic(stage: &mut Stage, load: Load) -> Traffic {
     let sizes = stage.sizes(site, bytes / lost_rate);
     let life = Life::Exponential(stage.random().log_between(0.05, 3.0));
     let lost = lost_rate / rate;
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
     Traffic { site, rate, sizes, life, lost, lost_from: 0, load }
 }
@@ -65,7 +65,7 @@ fn steps(stage: &mut Stage) {
     let life = Life::Exponential(stage.random().log_between(0.1, 5.0));
     let lost = if stage.random().chance(0.5) { count } else { count / 3 + 1 };
     stage.play(Burst { lost, ..Burst::new(site, (30.0, 60.0), count, sizes, life) });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -85,7 +85,7 @@ fn daily(stage: &mut Stage) {
     let life = Life::Exponential(stage.random().log_between(5.0, 120.0));
     let lost = stage.random().log_between(0.1, 0.5);
     stage.play(Traffic { site, rate, sizes, life, lost, lost_from: 0, load: load.clone() });
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     let other = stage.any_site(process);
     let sizes = stage.sizes(other, around);
     let rate = rate * 0.5;
@@ -113,7 +113,7 @@ fn eviction(stage: &mut Stage) {
     cache.limit = (u64::MAX, (rate * fill) as usize);
     cache.forgets = stage.random().between(0.2, 0.8);
     stage.play(cache);
-    stage.expect(site, LEAK);
+    stage.label(site, LEAK);
     stage.others(process);
 }
 
@@ -131,7 +131,7 @@ fn restarts(stage: &mut Stage) {
     generations.life = Life::Exponential(stage.random().log_between(0.1, 4.0));
     generations.ends = (u64::MAX, stage.random().whole(90, 280));
     if let Some(process) = generations.process {
-        stage.expect_of(Target::Service(process, kind.domain()), LEAK);
+        stage.label_of(Target::Service(process, kind.domain()), LEAK);
     }
     stage.play(generations);
 }

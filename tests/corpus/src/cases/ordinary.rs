@@ -27,7 +27,7 @@ fn balanced(stage: &mut Stage) {
         let site = stage.any_site(process);
         let traffic = stage.balanced(site);
         stage.play(traffic);
-        stage.expect(site, BOUNDED);
+        stage.label(site, BOUNDED);
     }
 }
 
@@ -39,7 +39,7 @@ fn traffic(stage: &mut Stage, life: Life, load: Load, live: (f64, f64)) {
     let around = stage.random().log_between(live.0, live.1) / rate;
     let sizes = stage.sizes(site, around);
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -61,7 +61,7 @@ fn expiry(stage: &mut Stage) {
     let mut cache = Cache::new(site, rate, sizes, Keys::Unique, load);
     cache.residence = Some(stage.random().log_between(30.0, 420.0));
     stage.play(cache);
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -82,7 +82,7 @@ fn cache_and_traffic(stage: &mut Stage) {
     stage.play(cache);
     let traffic = stage.balanced(site);
     stage.play(traffic);
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -97,7 +97,7 @@ fn skewed(stage: &mut Stage) {
     let sizes = stage.sizes(site, around);
     let load = Load { noise: 0.3, ..Load::constant() };
     stage.play(Cache::new(site, rate, sizes, Keys::Skewed(keys as u64), load));
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -125,7 +125,7 @@ fn closed_loop(stage: &mut Stage) {
     let level = Shape::Steps((1..=stairs).map(stair).collect());
     let takes = stage.random().log_between(1.0, 40.0);
     stage.play(Concurrency { site, level, takes, sizes, flying: Vec::new() });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     stage.others(process);
 }
 
@@ -147,12 +147,12 @@ fn weights(stage: &mut Stage) {
     let load = Load::constant().until(over as u64);
     let (life, rate) = (Life::Ever, count as f64 / over);
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.expect(site, BOUNDED);
+    stage.label(site, BOUNDED);
     // A short one beside it, all within start-up.
     let first = stage.site(process, Kind::PINNED);
     let sizes = stage.sizes(first, around / 8.0);
     stage.play(Burst { bursts: 1, over: 0.9, ..Burst::new(first, (1.0, 1.0), 8, sizes, life) });
-    stage.expect(first, STEADY);
+    stage.label(first, STEADY);
 }
 
 fn long_tail(stage: &mut Stage) {
