@@ -42,7 +42,7 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             first_ns: site.first_ns,
             orphan_since_ns: None,
             cohorts: Some(site.cohorts()),
-            process_ns: None,
+            unseen_frees: site.freed_unseen.count,
         };
         let stacks = core.ledger.stacks();
         let place = match stacks.digest(site.stack) {

@@ -30,7 +30,7 @@ pub(super) fn part(
         first_ns: account.first_ns,
         orphan_since_ns,
         cohorts: None,
-        process_ns: None,
+        unseen_frees: account.freed_unseen.count,
     };
     let (place, note) = place(core, books, domain, api);
     let frames = frames(core, books);

@@ -15,8 +15,10 @@ use crate::verdict::Judgement;
 const EXPLAINED: f64 = 0.5;
 
 /// Whether growth at a level above the site is worth a finding.
-fn is_news(judgement: &Judgement) -> bool {
-    matches!(judgement.verdict, Verdict::Leak | Verdict::Growing)
+fn is_news(core: &Core, domain: Domain, judgement: &Judgement) -> bool {
+    let Judgement { verdict, confidence, .. } = judgement;
+    matches!(verdict, Verdict::Leak | Verdict::Growing)
+        && core.config.verdict.reports(domain, *verdict, *confidence, None)
 }
 
 /// A finding about all sites of a process in a domain, if it says more than those of its sites.
@@ -29,7 +31,7 @@ pub(super) fn of_process(
     now_ns: u64,
 ) -> Option<Finding> {
     let mut judgement = core.verdicts.judge_process(serial, domain, now_ns)?;
-    if !is_news(&judgement) {
+    if !is_news(core, domain, &judgement) {
         return None;
     }
     let growth = judgement.growth_bytes_per_second.unwrap_or(0.0);
@@ -62,7 +64,7 @@ pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Fi
     let of = |(service, domain): (FoldedKey, Domain)| {
         let (mut judgement, [members, rising, ever]) =
             core.verdicts.judge_service(service, domain, now_ns)?;
-        if !is_news(&judgement) {
+        if !is_news(core, domain, &judgement) {
             return None;
         }
         let processes = pids.get(&service).cloned().unwrap_or_default();

@@ -178,6 +178,9 @@ impl Painter<'_> {
     fn finish(&mut self, mut painted: Process, serial: Option<u32>, anyway: bool) {
         let Self { core, setting, now_ns, .. } = self;
         let first = self.findings.len();
+        let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
+        let age = now_ns.saturating_sub(since_ns) as f64 / 1e9;
+        self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
         for (site, judgement) in self.rows.give_to(&mut painted, &core.config.verdict) {
             self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
         }

@@ -78,6 +78,14 @@ impl Rows {
         }
     }
 
+    /// Says how old their process is, seconds.
+    pub(super) fn of_age(&mut self, seconds: Option<f64>) {
+        for row in &mut self.rows {
+            row.site.evidence.process_age_seconds = seconds;
+            row.judgement.evidence.process_age_seconds = seconds;
+        }
+    }
+
     /// Empties the rows into a process, largest first, and says which of them are news.
     pub(super) fn give_to(
         &mut self,

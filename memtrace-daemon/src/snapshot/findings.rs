@@ -90,6 +90,8 @@ pub struct Evidence {
     pub lost_events: u64,
     /// The same as a share of all events, 0 to 1.
     pub lost_share: f64,
+    /// Objects whose free was not seen: their address was handed out again.
+    pub unseen_frees: u64,
     /// Traced growth over observed growth, where the domain's growth can be observed.
     pub explained_ratio: Option<f64>,
     /// How long it was watched, seconds.

@@ -67,10 +67,10 @@ pub struct RowFacts<'a> {
     pub freed: Amount,
     /// What became of what was allocated when, where single objects are followed.
     pub cohorts: Option<&'a Cohorts>,
+    /// Objects whose address was handed out again without a free that was seen.
+    pub unseen_frees: u64,
     /// First allocation, monotonic ns.
     pub first_ns: u64,
-    /// Start of its process, monotonic ns.
-    pub process_ns: Option<u64>,
     /// When its process ended, monotonic ns, if the memory outlives it (kernel).
     pub orphan_since_ns: Option<u64>,
 }
@@ -232,7 +232,7 @@ fn of_history(
     };
     evidence.watched_seconds = age(history.watched_ns);
     evidence.site_age_seconds = Some(age(row.first_ns));
-    evidence.process_age_seconds = row.process_ns.map(age);
+    evidence.unseen_frees = row.unseen_frees;
     let distrust = distrust(config, surroundings, domain, history, row.live_bytes, row.freed);
     let decided_by = match (history.verdict, distrust) {
         (Verdict::Unreliable, distrust) => distrust.into_iter().collect(),

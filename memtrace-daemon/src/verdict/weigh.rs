@@ -191,8 +191,9 @@ pub(super) fn weigh(
                 .map(|old| old as f64 / trend.growth().max(1.0)),
         };
         weighed.old_share = old_share;
+        weighed.grows = grows(config, &trend);
         let missing = missing(config, &weighed);
-        weighed.grows = grows(config, &trend) && !missing.iter().any(Missing::explains);
+        weighed.grows &= !missing.iter().any(Missing::explains);
         weighed.leak = weighed.grows && missing.is_empty();
         // Seen from farther away what was fast at first and is slow now is no straight line.
         let slowed = (trend.points >= STRAIGHT_POINTS).then(|| slows(config, &weighed)).flatten();
