@@ -129,11 +129,12 @@ fn a_leak_exits_with_3_where_that_is_asked_for() -> Result<()> {
     let client = fixture::build(Variant::Plain)?.client();
     let arguments = |options: &[&'static str]| -> Result<i32> {
         let mut command = memtrace::command(["run", "--domains", "cuda", "-o", "/dev/null"])?;
-        command.args(options).arg("--").arg(&client).args(["slow-leak", "120", "1000000", "100"]);
+        command.args(options).arg("--").arg(&client).args(["slow-leak", "160", "1000000", "100"]);
         // A leak is told from a cache in 8 minutes; here in as many seconds.
         command.env(
             "MEMTRACE_TUNE_VERDICT",
-            "window_seconds = 1\nmin_age_seconds = 1\nleak_windows = 6",
+            "window_seconds = 1\nmin_age_seconds = 1\nleak_windows = 6\ngrowing_windows = 4\n\
+             leak_steps = 4",
         );
         Ok(process::run(&mut command, LIMIT)?.status)
     };

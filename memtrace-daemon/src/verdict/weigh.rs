@@ -28,7 +28,7 @@ const LARGER: f64 = 1.3;
 /// How straight their growth must be.
 const STRAIGHT_IN_STEPS: f64 = 0.5;
 /// And by this part of what live memory has grown by.
-const AS_LARGE: f64 = 0.5;
+const AS_LARGE: f64 = 0.3;
 /// Points that it takes to say of a longer time that growth slowed down.
 const STRAIGHT_POINTS: u32 = 9;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
@@ -83,7 +83,7 @@ impl Weighed {
 
     /// Whether blocks grow by being copied into larger ones: what is freed says nothing then
     /// about what is kept.
-    fn grows_in_size(&self) -> bool {
+    pub(super) fn grows_in_size(&self) -> bool {
         self.trend.is_some_and(|trend| {
             let enough = (trend.last / trend.first.max(1.0) * AS_LARGE).max(LARGER);
             trend.same_objects_grow() && self.larger >= enough

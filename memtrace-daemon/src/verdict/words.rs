@@ -61,6 +61,11 @@ fn chance(evidence: &Evidence) -> Option<String> {
 }
 
 fn kept(weighed: &Weighed, evidence: &Evidence) -> Option<String> {
+    if weighed.grows_in_size() {
+        let words =
+            "as many objects as before, each larger: blocks that are copied into larger ones";
+        return Some(words.to_owned());
+    }
     let freed = evidence.freed_share? * 100.0;
     if !weighed.turns_over {
         return Some(match freed > 0.0 {
@@ -85,7 +90,7 @@ fn share(share: f64) -> String {
 }
 
 fn straight(weighed: &Weighed) -> Option<String> {
-    let ratio = weighed.trend?.straight()?;
+    let ratio = weighed.trend?.straight().filter(|_| !weighed.grows_in_size())?;
     Some(format!("it does not slow down: late growth is {ratio:.2} of growth before"))
 }
 
