@@ -184,11 +184,13 @@ impl Painter<'_> {
         for (site, judgement) in self.rows.give_to(&mut painted, &core.config.verdict) {
             self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
         }
-        for domain in serial.iter().flat_map(|_| &core.config.domains) {
-            let subject = (&painted, serial.unwrap_or(0));
-            let sites = self.findings.get(first..).unwrap_or_default();
-            let found = levels::of_process(core, setting, subject, *domain, sites, *now_ns);
-            self.findings.extend(found);
+        if let Some(serial) = serial {
+            for domain in &core.config.domains {
+                let sites = self.findings.get(first..).unwrap_or_default();
+                let subject = (&painted, serial);
+                let found = levels::of_process(core, setting, subject, *domain, sites, *now_ns);
+                self.findings.extend(found);
+            }
         }
         if anyway || !painted.domains.is_empty() || !painted.sites.is_empty() {
             self.processes.push(painted);

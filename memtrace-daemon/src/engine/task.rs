@@ -275,30 +275,7 @@ impl Engine {
         while let Ok(record) = self.parts.unwound.try_recv() {
             self.apply(&record);
         }
-        let Self { core, parts, unfamiliar, leaving, .. } = self;
-        let Parts {
-            tracer,
-            reader,
-            stacks,
-            host,
-            attacher,
-            policy,
-            exact_sites,
-            attached_at,
-            recorder,
-            ..
-        } = parts;
-        let mut todo = Todo {
-            tracer,
-            stacks,
-            host,
-            unfamiliar,
-            leaving,
-            policy,
-            exact_sites,
-            attached_at,
-            recorder,
-        };
+        let (core, mut todo, reader, attacher) = self.hands();
         reader.drain(DRAIN_LIMIT, |_, item| {
             let record = match item {
                 Item::Record(record) => record,
@@ -310,17 +287,19 @@ impl Engine {
                     }
                 }
             };
-            if let (Record::Duplicate(duplicate), Some(attacher)) = (&record, attacher.as_deref()) {
+            if let (Record::Duplicate(duplicate), Some(attacher)) = (&record, attacher) {
                 attacher.duplicate(duplicate.first, duplicate.second);
             }
             todo.apply(core, &record);
         })
     }
 
-    fn apply(&mut self, record: &Record) {
+    /// The core, what does what it asks for, and what records come from, each to be used beside
+    /// the others.
+    fn hands(&mut self) -> (&mut Core, Todo<'_>, &mut Reader, Option<&AttachThread>) {
         let Self { core, parts, unfamiliar, leaving, .. } = self;
         let Parts { tracer, stacks, host, policy, exact_sites, attached_at, recorder, .. } = parts;
-        let mut todo = Todo {
+        let todo = Todo {
             tracer,
             stacks,
             host,
@@ -331,6 +310,11 @@ impl Engine {
             attached_at,
             recorder,
         };
+        (core, todo, &mut parts.reader, parts.attacher.as_deref())
+    }
+
+    fn apply(&mut self, record: &Record) {
+        let (core, mut todo, ..) = self.hands();
         todo.apply(core, record);
     }
 

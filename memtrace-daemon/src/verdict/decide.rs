@@ -5,6 +5,7 @@
 
 use super::VerdictConfig;
 use super::history::History;
+use super::weigh::LOAD_MARGIN;
 use crate::snapshot::Verdict;
 
 /// A site whose live memory grew by less than this share of what it began with did not grow.
@@ -82,6 +83,6 @@ fn at_rest(config: &VerdictConfig, history: &History, base: u64) -> Verdict {
     let little = grown < config.min_bytes.max(base / WORTH_A_PLATEAU);
     let came_back = floor < base.saturating_add(grown / 2);
     let load = history.load().max(1.0);
-    let by_load = history.weighed.turns_over && (floor as f64) < base as f64 * load * 1.3;
+    let by_load = history.weighed.turns_over && (floor as f64) < base as f64 * load * LOAD_MARGIN;
     if little || came_back || by_load { Verdict::Steady } else { Verdict::Plateau }
 }

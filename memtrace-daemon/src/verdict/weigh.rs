@@ -14,7 +14,7 @@ const TURNOVER_KNOWN: u32 = 16;
 /// minutes of growth and 2 of idleness, or a little less and more.
 const IDLE_NEEDS: (u32, u32) = (5, 6);
 /// Growth that load alone explains within this factor is not held against a site.
-const LOAD_MARGIN: f64 = 1.3;
+pub(super) const LOAD_MARGIN: f64 = 1.3;
 /// Growth is worth a word if chance would rise like this with a smaller probability.
 const GROWING_P: f64 = 0.01;
 /// A site that never frees, and has fewer and fewer allocations, is a cache that fills: late over
