@@ -29,6 +29,8 @@ const LARGER: f64 = 1.3;
 const STRAIGHT_IN_STEPS: f64 = 0.5;
 /// And by this part of what live memory has grown by.
 const AS_LARGE: f64 = 0.3;
+/// Growth may seem to slow down by chance by so much at most.
+const BY_CHANCE: f64 = 0.25;
 /// Points that it takes to say of a longer time that growth slowed down.
 const STRAIGHT_POINTS: u32 = 9;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
@@ -67,6 +69,8 @@ pub(super) struct Weighed {
     pub(super) idle: u32,
     /// Windows with work since the floor was higher than ever before.
     pub(super) below_high: u32,
+    /// Whether it is looked at as a queue.
+    pub(super) as_queue: bool,
     /// Whether it is a sum over sites, where one may free for another.
     pub(super) sum: bool,
     /// By how much larger allocations are than at first.
@@ -93,12 +97,13 @@ impl Weighed {
     /// Whether more comes than goes, all the time: a queue that gets longer and longer frees all
     /// that it ever took, later and later. What frees more the more there is has a bound.
     fn queues(&self) -> bool {
-        self.trend.is_some_and(|trend| {
-            trend.last >= trend.first * 2.0
-                && trend.more_objects() >= BEYOND_CHANCE
-                && trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
-                && trend.load.is_some_and(|load| load <= STEADY_PACE)
-        })
+        self.as_queue
+            && self.trend.is_some_and(|trend| {
+                trend.last >= trend.first * 2.0
+                    && trend.more_objects() >= BEYOND_CHANCE
+                    && trend.pace.is_some_and(|pace| pace <= STEADY_PACE)
+                    && trend.load.is_some_and(|load| load <= STEADY_PACE)
+            })
     }
 
     /// Whether growth was seen for so long that idleness, which nothing can contradict, makes
@@ -165,15 +170,16 @@ pub(super) fn weigh(
     let mut best: Option<Weighed> = None;
     let mut slowest = None;
     // A queue that gets longer frees later and later: there is no envelope that it fits under.
-    let reaches = [(residence, false), (QUEUE_REACH, true)];
+    let reaches = [(residence, false), (residence.min(QUEUE_REACH), true)];
     let tiers = history.pyramid.tiers.iter();
     let looks = tiers.flat_map(|tier| reaches.map(|(reach, queue)| (tier, reach, queue)));
     for (tier, reach, queue) in looks {
-        if queue && (residence <= QUEUE_REACH || !weighed.turns_over) {
+        if queue && !weighed.turns_over {
             continue;
         }
         let Some(trend) = trend::of(tier, since, reach, scratch) else { continue };
         weighed.trend = Some(trend);
+        weighed.as_queue = queue;
         if queue && !weighed.queues() {
             continue;
         }
@@ -290,7 +296,7 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
     // What is copied into larger and larger blocks grows in larger and larger steps.
     let enough = match weighed.grows_in_size() {
         true => STRAIGHT_IN_STEPS,
-        false => straight_enough(config, seen, needed),
+        false => straight_enough(config, seen, needed) - by_chance(weighed, trend),
     };
     if straight < enough {
         missing.push(Missing::Straight(straight));
@@ -334,6 +340,14 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         missing.push(Missing::Pace(pace));
     }
     missing
+}
+
+/// By how much late over middle growth may be smaller by chance, where it is known that what is
+/// live is older than what is freed: what is kept comes at random (Poisson).
+fn by_chance(weighed: &Weighed, trend: &Trend) -> f64 {
+    let known = weighed.turns_over && weighed.old_share.is_some() && !weighed.sum;
+    let a_third = (trend.objects_last - trend.objects_first).max(1.0) / 2.0;
+    if known { (2.0 / a_third).sqrt().min(BY_CHANCE) } else { 0.0 }
 }
 
 /// At first a curve must be nearly straight; the longer it has been seen the less so.

@@ -38,6 +38,8 @@ pub struct Found {
     pub bytes: u64,
     /// Whether anything of the site had been freed by then.
     pub frees: bool,
+    /// What kind of memory.
+    pub domain: Option<Domain>,
 }
 
 /// One look at a target.
@@ -49,7 +51,7 @@ pub struct Look {
     pub live_bytes: u64,
     /// What was said.
     pub verdict: Verdict,
-    /// Why, where that has changed.
+    /// Why.
     pub why: Option<String>,
 }
 
@@ -183,6 +185,7 @@ impl<'a> Judge<'a> {
                         after: None,
                         bytes: 0,
                         frees: false,
+                        domain: None,
                     }));
                 }
             }
@@ -313,15 +316,17 @@ impl Judge<'_> {
             .get(number)
             .and_then(|follow| follow.looks.last())
             .is_none_or(|look| look.verdict != verdict);
-        let again = self.follows.get(number).is_some_and(|follow| follow.looks.len() % 60 == 59);
-        let why = (number == 0 && (changed || again)).then(|| {
+        let why = (number == 0).then(|| {
             let picture = self.core.snapshot(world.now_ns(), &setting());
             let site = sites
                 .last()
                 .and_then(|site| find(&picture, world.process(site.process).1, site.id));
             site.map_or_else(String::new, |site| {
-                let words = found_words(&picture, site.id);
-                format!("{:?} {:?} {words:?}", site.confidence, site.evidence)
+                let words = found_words(&picture, site.id).join("; ");
+                match changed {
+                    true => format!("{words}; {:?}, {:?}", site.confidence, site.evidence),
+                    false => words,
+                }
             })
         });
         if let Some(follow) = self.follows.get_mut(number) {
@@ -368,6 +373,7 @@ fn found(world: &World, rows: &FxHashMap<RowKey, SiteId>, subject: Subject) -> F
         after,
         bytes: sites.iter().map(|site| site.lost_bytes).sum(),
         frees: sites.iter().any(|site| site.frees > 0),
+        domain: sites.first().map(|site| site.kind.domain()),
     }
 }
 

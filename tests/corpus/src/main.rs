@@ -5,6 +5,7 @@ use std::io::Write;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use memtrace_common::Domain;
 use memtrace_corpus::cases::{self, Case, ELSEWHERE};
 use memtrace_corpus::judge::{Outcome, Plan, RULES, run};
 use memtrace_corpus::score::Score;
@@ -44,6 +45,9 @@ struct Args {
     /// Only what memtrace has wrong
     #[arg(long)]
     only_failures: bool,
+    /// Each leak, and when memtrace called it one
+    #[arg(long)]
+    calls: bool,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -60,7 +64,8 @@ fn main() -> anyhow::Result<()> {
     if args.trace {
         return trace(&mut out, &cases, first);
     }
-    let plan = Plan { baselines: !args.alone && !args.only_failures, ..Plan::default() };
+    let alone = args.alone || args.only_failures || args.calls;
+    let plan = Plan { baselines: !alone, ..Plan::default() };
     let of_a_leak = if args.seed.is_some() { 1 } else { args.variants };
     let played = if args.seed.is_some() {
         let one = |(case, of): (usize, &Case)| Played {
@@ -74,6 +79,9 @@ fn main() -> anyhow::Result<()> {
     };
     if args.only_failures {
         return failures(&mut out, &cases, &played);
+    }
+    if args.calls {
+        return calls(&mut out, &cases, &played);
     }
     table(&mut out, &cases, &played, plan.baselines)?;
     let whole = args.case.is_none() && args.seed.is_none() && !args.training;
@@ -132,7 +140,7 @@ fn table(
     for rule in rules {
         write!(out, "{rule:>13}")?;
     }
-    writeln!(out)?;
+    writeln!(out, "{:>10}{:>9}", "minutes", "in time")?;
     let scores: Vec<Vec<Score>> =
         (0..rules.len()).map(|rule| by_case(cases, played, rule)).collect();
     for (number, case) in cases.iter().enumerate() {
@@ -142,6 +150,11 @@ fn table(
         write!(out, "{name:28}{variants:>9}")?;
         for rule in &scores {
             write!(out, "{:>13.2}", of(rule).right_share())?;
+        }
+        // How long memtrace takes.
+        let score = scores.first().map(of).unwrap_or_default();
+        if let Some(seconds) = score.median_delay() {
+            write!(out, "{:>10.1}{:>9.2}", seconds / 60.0, score.in_time_share())?;
         }
         writeln!(out)?;
     }
@@ -167,6 +180,8 @@ fn table(
         dash(score.median_bytes().map(|bytes| format!("{:.1}", bytes / (1 << 20) as f64)))
     })?;
     line("leaks called in the contract's time", &|score| format!("{:.2}", score.in_time_share()))?;
+    line("  where the site frees (5 min)", &|score| counted(score.freeing))?;
+    line("  where it does not (8 to 12)", &|score| counted(score.unfreed))?;
     line("calibration error (bar 0.05)", &|score| {
         dash(score.calibration_error().map(|error| format!("{error:.3}")))
     })?;
@@ -178,11 +193,29 @@ fn table(
     Ok(())
 }
 
+fn counted((all, in_time): (usize, usize)) -> String {
+    format!("{in_time} of {all}")
+}
+
 fn failures(out: &mut impl Write, cases: &[Case], played: &[Played]) -> anyhow::Result<()> {
     for one in played {
         let name = cases.get(one.case).map_or("", |case| case.name);
         let Some(outcome) = one.outcomes.first().filter(|outcome| !outcome.right) else { continue };
         writeln!(out, "{name:20} seed {:8}  {}", one.seed, complaint(outcome))?;
+    }
+    Ok(())
+}
+
+fn calls(out: &mut impl Write, cases: &[Case], played: &[Played]) -> anyhow::Result<()> {
+    for one in played {
+        let name = cases.get(one.case).map_or("", |case| case.name);
+        for found in one.outcomes.first().into_iter().flat_map(|outcome| &outcome.found) {
+            let minutes = found.after.map(|seconds| format!("{:.1} min", seconds / 60.0));
+            let minutes = minutes.unwrap_or_else(|| "never".to_owned());
+            let domain = found.domain.map_or("", Domain::name);
+            let frees = if found.frees { "frees" } else { "" };
+            writeln!(out, "{name:20} seed {:8} {domain:8} {frees:6} {minutes:>10}", one.seed)?;
+        }
     }
     Ok(())
 }
@@ -210,7 +243,8 @@ fn trace(out: &mut impl Write, cases: &[Case], seed: u64) -> anyhow::Result<()> 
     writeln!(out, "{}: {}, seed {seed}", case.name, case.about)?;
     let step = (outcome.looks.len() / 120).max(1);
     for (number, look) in outcome.looks.iter().enumerate() {
-        if number % step == 0 || look.why.is_some() {
+        let before = number.checked_sub(1).and_then(|before| outcome.looks.get(before));
+        if number % step == 0 || before.is_none_or(|before| before.verdict != look.verdict) {
             let minutes = look.second as f64 / 60.0;
             let live = look.live_bytes as f64 / (1 << 20) as f64;
             let why = look.why.clone().unwrap_or_default();

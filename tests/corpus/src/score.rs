@@ -28,8 +28,11 @@ pub struct Score {
     pub false_alarms: usize,
     /// Days that sites without a leak were watched for.
     pub site_days: f64,
-    /// Leaks that were called within the time that the contract gives.
-    pub in_time: usize,
+    /// Leaks whose site freed something before they were called, and those of them that were
+    /// called within the time that the contract gives.
+    pub freeing: (usize, usize),
+    /// The same of leaks whose site never freed anything.
+    pub unfreed: (usize, usize),
     delays: Vec<f64>,
     bytes: Vec<f64>,
     claims: Vec<(f64, bool)>,
@@ -51,8 +54,12 @@ impl Score {
                     self.true_positives += 1;
                     self.delays.push(after);
                     self.bytes.push(found.bytes as f64);
-                    let (from, to) = if found.frees { (0.0, SOON) } else { UNFREED };
-                    self.in_time += usize::from((from..=to).contains(&after));
+                    let (group, (from, to)) = match found.frees {
+                        true => (&mut self.freeing, (0.0, SOON)),
+                        false => (&mut self.unfreed, UNFREED),
+                    };
+                    group.0 += 1;
+                    group.1 += usize::from((from..=to).contains(&after));
                 }
                 _ => self.false_negatives += 1,
             }
@@ -80,7 +87,7 @@ impl Score {
     /// Share of the leaks that were called within the time that the contract gives.
     #[must_use]
     pub fn in_time_share(&self) -> f64 {
-        share(self.in_time, self.true_positives + self.false_negatives)
+        share(self.freeing.1 + self.unfreed.1, self.true_positives + self.false_negatives)
     }
 
     /// Wrong calls of a leak a day and site.
