@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::dump::{Dump, Process};
-use crate::process::{self, Said};
+use crate::process::{self, Running, Said};
 use crate::scratch::Scratch;
 use crate::truth::Truth;
 use crate::{ipc, paths};
@@ -25,6 +25,22 @@ pub fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> anyho
     let mut command = Command::new(paths::memtrace()?);
     command.args(arguments);
     Ok(command)
+}
+
+/// Starts `memtrace attach` and waits until it follows the process and its children.
+///
+/// # Errors
+///
+/// When it does not get that far.
+pub fn attach<S: AsRef<OsStr>>(
+    pid: u32,
+    arguments: impl IntoIterator<Item = S>,
+) -> anyhow::Result<Running> {
+    let mut command = command(["attach", "--pid", &pid.to_string()])?;
+    command.args(arguments).env("MEMTRACE_LOG", "info");
+    let tracer = Running::start(&mut command)?;
+    tracer.wait_for("attached", LIMIT)?;
+    Ok(tracer)
 }
 
 /// Runs the binary to its end.

@@ -3,10 +3,11 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
 /// What a program that has ended said.
@@ -96,7 +97,14 @@ pub struct Running {
     name: String,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
-    stderr: Option<JoinHandle<String>>,
+    stderr: Option<Collected>,
+}
+
+/// What a program says, while it runs and after.
+#[derive(Debug)]
+struct Collected {
+    so_far: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
 impl Running {
@@ -158,6 +166,20 @@ impl Running {
     pub fn read_json(&mut self) -> anyhow::Result<Value> {
         let line = self.read_line()?;
         serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    }
+
+    /// Waits until it has said something on standard error; it is said again at the end.
+    ///
+    /// # Errors
+    ///
+    /// When it has not said so at `limit`.
+    pub fn wait_for(&self, words: &str, limit: Duration) -> anyhow::Result<()> {
+        let stderr = self.stderr.as_ref().context("its standard error was taken")?;
+        crate::until(words, limit, || {
+            let said = said(stderr);
+            ensure!(said.contains(words), "{} says {said:?}", self.name);
+            Ok(())
+        })
     }
 
     /// Sends an empty line: go on.
@@ -239,24 +261,34 @@ impl Drop for Running {
     }
 }
 
-fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
+fn collect(mut from: impl Read + Send + 'static) -> Collected {
+    let so_far = Arc::new(Mutex::new(Vec::new()));
+    let bytes = Arc::clone(&so_far);
+    let reader = std::thread::spawn(move || {
+        let mut part = [0; 4096];
         // What was read before an error is still worth showing.
-        let _ = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        while let Ok(length @ 1..) = from.read(&mut part) {
+            let part = part.get(..length).unwrap_or_default();
+            bytes.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(part);
+        }
+    });
+    Collected { so_far, reader }
+}
+
+fn said(collected: &Collected) -> String {
+    let bytes = collected.so_far.lock().unwrap_or_else(PoisonError::into_inner);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// What a reader has got. Not waited for without end: a grandchild can hold the pipe open.
-fn joined(handle: Option<JoinHandle<String>>) -> String {
-    let Some(handle) = handle else { return String::new() };
+fn joined(collected: Option<Collected>) -> String {
+    let Some(collected) = collected else { return String::new() };
     let end = Instant::now() + Duration::from_secs(5);
-    while !handle.is_finished() {
+    while !collected.reader.is_finished() {
         if Instant::now() >= end {
-            return "(the pipe is still held open)".to_owned();
+            return format!("{}(the pipe is still held open)", said(&collected));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    handle.join().unwrap_or_default()
+    said(&collected)
 }

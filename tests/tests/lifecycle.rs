@@ -162,20 +162,6 @@ fn books_begin_at_attach_and_older_pointers_are_unknown_frees() -> Result<()> {
     })
 }
 
-/// Waits until a tracer that was just started has its links, and no more are coming.
-fn wait_until_attached(before: &Objects) -> Result<()> {
-    let mut last = Objects::default();
-    memtrace_tests::until("probes of attach", LATE, || {
-        let now = Objects::now()?.since(before);
-        let settled = !now.links.is_empty() && now == last;
-        last = now;
-        // Settled means the same twice, a while apart.
-        std::thread::sleep(Duration::from_millis(300));
-        ensure!(settled, "links are still coming: {last:?}");
-        Ok(())
-    })
-}
-
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn attach_follows_a_running_process_to_its_end() -> Result<()> {
@@ -184,11 +170,9 @@ fn attach_follows_a_running_process_to_its_end() -> Result<()> {
     let mut client = held(&["mid-life"])?;
     client.read_json()?;
     let pid = client.pid();
-    let before = Objects::now()?;
-    let mut command = memtrace::command(["attach", "--domains", "cuda,managed,pinned", "--pid"])?;
-    command.arg(pid.to_string()).args(["--format", "json", "-o"]).arg(&report);
-    let mut tracer = Running::start(&mut command)?;
-    wait_until_attached(&before)?;
+    let to = report.display().to_string();
+    let domains = ["--domains", "cuda,managed,pinned", "--format", "json", "-o", &to];
+    let mut tracer = memtrace::attach(pid, domains)?;
     client.go_on()?;
     client.read_json()?;
     client.go_on()?;
@@ -232,11 +216,9 @@ fn attach_follows_children_and_grandchildren_that_are_there_and_that_come() -> R
     let fixture = env!("CARGO_BIN_EXE_fixture-kernel");
     let mut family = Running::start_talking(command.args(["-c", script, fixture]))?;
     let pids = [family.read_line()?, family.read_line()?];
-    let before = Objects::now()?;
-    let mut command = memtrace::command(["attach", "--domains", "kernel", "--format", "json"])?;
-    command.arg("-o").arg(&report).arg("--pid").arg(family.pid().to_string());
-    let mut tracer = Running::start(&mut command)?;
-    wait_until_attached(&before)?;
+    let to = report.display().to_string();
+    let domains = ["--domains", "kernel", "--format", "json", "-o", &to];
+    let mut tracer = memtrace::attach(family.pid(), domains)?;
     family.go_on()?;
     let said = family.finish(LIMIT)?.expect_status(0)?;
     tracer.finish(LIMIT)?.expect_status(0)?;

@@ -64,14 +64,9 @@ fn sigterm_makes_attach_report_and_lets_the_process_run() -> Result<()> {
         Running::start_talking(Command::new(fixture).args(["receive", "100", "1000", "--hold"]))?;
     target.read_json()?;
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
-        let mut command = memtrace::command(["attach", "--domains", "kernel", "--format", "json"])?;
-        command.arg("-o").arg(&report).arg("--pid").arg(target.pid().to_string());
-        let mut tracer = Running::start(&mut command)?;
-        memtrace_tests::until("probes", Duration::from_secs(20), || {
-            ensure!(!Objects::now()?.since(&before).links.is_empty(), "no links yet");
-            Ok(())
-        })?;
-        std::thread::sleep(Duration::from_secs(1));
+        let to = report.display().to_string();
+        let domains = ["--domains", "kernel", "--format", "json", "-o", &to];
+        let mut tracer = memtrace::attach(target.pid(), domains)?;
         tracer.signal(signal)?;
         tracer.finish(LIMIT)?.expect_status(0)?;
         let dump = Dump::parse(&std::fs::read_to_string(&report)?)?;

@@ -39,11 +39,14 @@ pub async fn attach(arguments: AttachArgs) -> anyhow::Result<u8> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot take signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot take signals")?;
     let session = Session::start(plan).await?;
-    follow(&session, pid).await?;
+    session.trace(pid).await?;
+    // Whoever ends after this was traced.
     if wait_for_end(&process, Some(&NOT_AT_ALL)).context("cannot wait for the process")? {
         session.end().await?;
         bail!("process {pid} has ended while memtrace was attaching; nothing was traced");
     }
+    follow_children(&session, pid).await?;
+    tracing::info!(pid, "attached");
     let longest = report.duration.unwrap_or(Duration::MAX);
     tokio::select! {
         ended = spawn_blocking(move || wait_for_end(&process, None)) => {
@@ -85,10 +88,9 @@ fn wait_for_end(process: &OwnedFd, longest: Option<&Timespec>) -> rustix::io::Re
     }
 }
 
-/// Follows the process and all its descendants. The process first: a child that it makes
-/// meanwhile is followed by its birth.
-async fn follow(session: &Session, pid: u32) -> anyhow::Result<()> {
-    session.trace(pid).await?;
+/// Follows all descendants of a process that is followed: a child that it makes meanwhile is
+/// followed by its birth.
+async fn follow_children(session: &Session, pid: u32) -> anyhow::Result<()> {
     let mut followed = BTreeSet::from([pid]);
     loop {
         let parents = parents();
