@@ -264,7 +264,7 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
         false => config.leak_windows,
     };
     // Where steps are few it takes longer to see that they become fewer.
-    let longer = config.leak_windows * 4 / 3;
+    let longer = config.leak_windows * 13 / 10;
     let few = |trend: Trend| !weighed.turns_over && trend.maxima * 2 < trend.windows();
     let windows = if weighed.trend.is_some_and(few) { longer } else { windows };
     let residence = weighed.residence.saturating_mul(3);

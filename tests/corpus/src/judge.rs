@@ -36,10 +36,22 @@ pub struct Found {
     pub after: Option<f64>,
     /// Bytes lost by then.
     pub bytes: u64,
-    /// Whether anything of the site had been freed by then.
-    pub frees: bool,
+    /// What is known of its turnover by then.
+    pub turnover: Turnover,
     /// What kind of memory.
     pub domain: Option<Domain>,
+}
+
+/// What frees tell about a leak.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Turnover {
+    /// Nothing: none was seen, or only of blocks that were copied into larger ones.
+    #[default]
+    Unknown,
+    /// Seconds that what is freed at the site lives at most.
+    Known(f64),
+    /// It is a sum over sites, or over processes that come and go.
+    OfMany,
 }
 
 /// One look at a target.
@@ -184,7 +196,7 @@ impl<'a> Judge<'a> {
                     outcome.found.push(found.unwrap_or(Found {
                         after: None,
                         bytes: 0,
-                        frees: false,
+                        turnover: Turnover::Unknown,
                         domain: None,
                     }));
                 }
@@ -372,7 +384,13 @@ fn found(world: &World, rows: &FxHashMap<RowKey, SiteId>, subject: Subject) -> F
     Found {
         after,
         bytes: sites.iter().map(|site| site.lost_bytes).sum(),
-        frees: sites.iter().any(|site| site.frees > 0),
+        turnover: match (subject, sites.first()) {
+            (Subject::Row(_), Some(site)) if site.frees == 0 || site.moves => Turnover::Unknown,
+            (Subject::Row(_), Some(site)) => {
+                Turnover::Known(site.freed_age_ns as f64 / SECOND as f64)
+            }
+            _ => Turnover::OfMany,
+        },
         domain: sites.first().map(|site| site.kind.domain()),
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use memtrace_common::Domain;
 use memtrace_corpus::cases::{self, Case, ELSEWHERE};
-use memtrace_corpus::judge::{Outcome, Plan, RULES, run};
+use memtrace_corpus::judge::{Outcome, Plan, RULES, Turnover, run};
 use memtrace_corpus::score::Score;
 use memtrace_corpus::tune::{
     Played, TRAINING, UNSEEN, by_case, candidates, leave_one_out, overall, play,
@@ -180,8 +180,8 @@ fn table(
         dash(score.median_bytes().map(|bytes| format!("{:.1}", bytes / (1 << 20) as f64)))
     })?;
     line("leaks called in the contract's time", &|score| format!("{:.2}", score.in_time_share()))?;
-    line("  where the site frees (5 min)", &|score| counted(score.freeing))?;
-    line("  where it does not (8 to 12)", &|score| counted(score.unfreed))?;
+    line("  turnover known (5 min or 3 lives)", &|score| counted(score.freeing))?;
+    line("  turnover unknown (8 to 12 min)", &|score| counted(score.unfreed))?;
     line("calibration error (bar 0.05)", &|score| {
         dash(score.calibration_error().map(|error| format!("{error:.3}")))
     })?;
@@ -213,8 +213,12 @@ fn calls(out: &mut impl Write, cases: &[Case], played: &[Played]) -> anyhow::Res
             let minutes = found.after.map(|seconds| format!("{:.1} min", seconds / 60.0));
             let minutes = minutes.unwrap_or_else(|| "never".to_owned());
             let domain = found.domain.map_or("", Domain::name);
-            let frees = if found.frees { "frees" } else { "" };
-            writeln!(out, "{name:20} seed {:8} {domain:8} {frees:6} {minutes:>10}", one.seed)?;
+            let turnover = match found.turnover {
+                Turnover::Unknown => String::new(),
+                Turnover::Known(seconds) => format!("lives {seconds:.0} s"),
+                Turnover::OfMany => "of many".to_owned(),
+            };
+            writeln!(out, "{name:20} seed {:8} {domain:8} {turnover:12} {minutes:>10}", one.seed)?;
         }
     }
     Ok(())

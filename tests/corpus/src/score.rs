@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::judge::Outcome;
+use crate::judge::{Outcome, Turnover};
 
-/// A leak is to be called within so many seconds where its site frees something.
+/// A leak is to be called within so many seconds where its site frees something, or within so
+/// many times as long as what is freed lives, where that is longer: younger memory tells nothing.
 pub const SOON: f64 = 300.0;
+/// See above.
+pub const LIVES: f64 = 3.0;
 /// Where nothing of it was ever freed, not before and not after so many seconds of growth.
 pub const UNFREED: (f64, f64) = (480.0, 720.0);
 /// Groups of confidence that are told apart.
@@ -28,10 +31,10 @@ pub struct Score {
     pub false_alarms: usize,
     /// Days that sites without a leak were watched for.
     pub site_days: f64,
-    /// Leaks whose site freed something before they were called, and those of them that were
-    /// called within the time that the contract gives.
+    /// Leaks of sites whose turnover was known before they were called, and those of them that
+    /// were called within the time that the contract gives.
     pub freeing: (usize, usize),
-    /// The same of leaks whose site never freed anything.
+    /// The same where no free tells anything.
     pub unfreed: (usize, usize),
     delays: Vec<f64>,
     bytes: Vec<f64>,
@@ -54,9 +57,11 @@ impl Score {
                     self.true_positives += 1;
                     self.delays.push(after);
                     self.bytes.push(found.bytes as f64);
-                    let (group, (from, to)) = match found.frees {
-                        true => (&mut self.freeing, (0.0, SOON)),
-                        false => (&mut self.unfreed, UNFREED),
+                    let (group, (from, to)) = match found.turnover {
+                        Turnover::Known(lives) => (&mut self.freeing, (0.0, SOON.max(lives * LIVES))),
+                        Turnover::Unknown => (&mut self.unfreed, UNFREED),
+                        // The contract gives times for sites.
+                        Turnover::OfMany => continue,
                     };
                     group.0 += 1;
                     group.1 += usize::from((from..=to).contains(&after));
@@ -87,7 +92,7 @@ impl Score {
     /// Share of the leaks that were called within the time that the contract gives.
     #[must_use]
     pub fn in_time_share(&self) -> f64 {
-        share(self.freeing.1 + self.unfreed.1, self.true_positives + self.false_negatives)
+        share(self.freeing.1 + self.unfreed.1, self.freeing.0 + self.unfreed.0)
     }
 
     /// Wrong calls of a leak a day and site.

@@ -73,7 +73,7 @@ impl Workload for Grower {
         }
         let new = world.take(self.site, bytes, at_ns);
         if let Some(old) = self.block.replace(new) {
-            world.give(old, at_ns);
+            world.moved(old, at_ns);
             if self.bound == u64::MAX {
                 let grown = new.bytes.saturating_sub(old.bytes);
                 world.lose_bytes(self.site, grown, at_ns);

@@ -233,6 +233,15 @@ impl World {
         self.happen(Event { at_ns: at_ns.max(block.born_ns), order: 0, free: true, block });
     }
 
+    /// Gives memory back that was copied into a larger block: that says nothing about how long
+    /// what is in it lives.
+    pub fn moved(&mut self, block: Block, at_ns: u64) {
+        if let Some(site) = self.sites.get_mut(block.site.0) {
+            site.moves = true;
+        }
+        self.give(block, at_ns);
+    }
+
     /// Notes that a block will never be given back, and nobody wants it: the truth.
     pub fn lose(&mut self, block: Block) {
         self.lose_bytes(block.site, block.bytes, block.born_ns);

@@ -69,6 +69,10 @@ pub struct Site {
     pub allocations: u64,
     /// Objects freed.
     pub frees: u64,
+    /// Truth: how old the oldest was that was freed, ns.
+    pub freed_age_ns: u64,
+    /// Truth: whether blocks are freed because they were copied into larger ones.
+    pub moves: bool,
     /// Truth: bytes that nobody will give back.
     pub lost_bytes: u64,
     /// Truth: when the first of them was taken.
@@ -146,6 +150,8 @@ impl Site {
             live_bytes: 0,
             allocations: 0,
             frees: 0,
+            freed_age_ns: 0,
+            moves: false,
             lost_bytes: 0,
             growth_ns: None,
             batch: if kernel { batch.max(1) } else { 1 },

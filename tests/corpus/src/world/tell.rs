@@ -58,6 +58,7 @@ impl World {
         if free {
             site.live_bytes = site.live_bytes.saturating_sub(block.bytes);
             site.frees += block.count;
+            site.freed_age_ns = site.freed_age_ns.max(at_ns.saturating_sub(block.born_ns));
         } else {
             site.live_bytes += block.bytes;
             site.allocations += block.count;
