@@ -66,6 +66,37 @@ impl Score {
         }
     }
 
+    /// Takes in what another has.
+    pub fn merge(&mut self, other: &Self) {
+        let Self {
+            variants,
+            right,
+            true_positives,
+            false_negatives,
+            false_positives,
+            false_alarms,
+            site_days,
+            freeing,
+            unfreed,
+            delays,
+            bytes,
+            claims,
+        } = other;
+        self.variants += variants;
+        self.right += right;
+        self.true_positives += true_positives;
+        self.false_negatives += false_negatives;
+        self.false_positives += false_positives;
+        self.false_alarms += false_alarms;
+        self.site_days += site_days;
+        for (sum, more) in [(&mut self.freeing, freeing), (&mut self.unfreed, unfreed)] {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
+        }
+        self.delays.extend(delays);
+        self.bytes.extend(bytes);
+        self.claims.extend(claims);
+    }
+
     /// Share of variants that were right.
     #[must_use]
     pub fn right_share(&self) -> f64 {
