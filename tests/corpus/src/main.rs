@@ -96,7 +96,7 @@ fn main() -> anyhow::Result<()> {
         let candidates = candidates();
         let variants = (args.training_variants, of_a_leak);
         let left_out = leave_one_out(&cases, &candidates, variants, &played);
-        table::left_out(&mut out, &cases, &candidates, &left_out)?;
+        table::left_out(&mut out, &cases, &candidates, &left_out, &by_case(&cases, &played, 0))?;
         missed.extend(missed_left_out(&cases, &played, &left_out));
         writeln!(out, "measured elsewhere, by what the host observes: {}", ELSEWHERE.join(", "))?;
     }

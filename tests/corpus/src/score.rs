@@ -33,6 +33,8 @@ pub struct Score {
     pub freeing: (usize, usize),
     /// The same of leaks whose site never freed anything.
     pub unfreed: (usize, usize),
+    /// Of these, called sooner than the contract allows.
+    pub early: usize,
     delays: Vec<f64>,
     bytes: Vec<f64>,
     claims: Vec<(f64, bool)>,
@@ -60,6 +62,7 @@ impl Score {
                     };
                     group.0 += 1;
                     group.1 += usize::from((from..=to).contains(&after));
+                    self.early += usize::from(after < from);
                 }
                 _ => self.false_negatives += 1,
             }
@@ -78,6 +81,7 @@ impl Score {
             site_days,
             freeing,
             unfreed,
+            early,
             delays,
             bytes,
             claims,
@@ -92,6 +96,7 @@ impl Score {
         for (sum, more) in [(&mut self.freeing, freeing), (&mut self.unfreed, unfreed)] {
             *sum = (sum.0 + more.0, sum.1 + more.1);
         }
+        self.early += early;
         self.delays.extend(delays);
         self.bytes.extend(bytes);
         self.claims.extend(claims);
@@ -119,6 +124,12 @@ impl Score {
     #[must_use]
     pub fn in_time_share(&self) -> f64 {
         share(self.freeing.1 + self.unfreed.1, self.true_positives + self.false_negatives)
+    }
+
+    /// Share of the leaks that were called sooner than the contract allows.
+    #[must_use]
+    pub fn early_share(&self) -> f64 {
+        1.0 - share(self.true_positives - self.early.min(self.true_positives), self.true_positives)
     }
 
     /// Wrong calls of a leak a day and site.

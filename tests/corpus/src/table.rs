@@ -159,12 +159,13 @@ pub(super) fn recordings(out: &mut impl Write, recordings: &[Recorded]) -> anyho
     Ok(())
 }
 
-/// What was chosen without each case, and what came of it.
+/// What was chosen without each case, and where that made a difference to what is shipped.
 pub(super) fn left_out(
     out: &mut impl Write,
     cases: &[Case],
     candidates: &[Candidate],
     left_out: &LeftOut,
+    shipped: &[Score],
 ) -> anyhow::Result<()> {
     let LeftOut { score, cases: chosen, shortfalls, trained_on } = left_out;
     let mut times = BTreeMap::<usize, usize>::new();
@@ -173,8 +174,8 @@ pub(super) fn left_out(
     }
     writeln!(
         out,
-        "numbers to choose from, on {trained_on} training variants (all figures' distances from \
-         perfect, in units of what their bars allow)"
+        "numbers to choose from, on {trained_on} training variants (what each falls short by: \
+         distances from perfect in units of what the bars allow)"
     )?;
     for (number, (candidate, short)) in candidates.iter().zip(shortfalls).enumerate() {
         let times = times.get(&number).copied().unwrap_or(0);
@@ -192,16 +193,16 @@ pub(super) fn left_out(
          variants right {:.3}",
         score.right_share()
     )?;
-    for (case, (candidate, own)) in
-        cases.iter().zip(chosen).filter(|(_, (candidate, _))| *candidate > 0)
-    {
-        let name = candidates.get(*candidate).map_or("", |candidate| &candidate.name);
-        writeln!(
-            out,
-            "  without {}: {name}, {:.2} of its variants right",
-            case.name,
-            own.right_share()
-        )?;
+    for ((case, (candidate, own)), shipped) in cases.iter().zip(chosen).zip(shipped) {
+        let (share, before) = (own.right_share(), shipped.right_share());
+        if (share - before).abs() > 1e-9 {
+            let name = candidates.get(*candidate).map_or("", |candidate| &candidate.name);
+            writeln!(
+                out,
+                "  without {}: {name}: {share:.2} right, {before:.2} as shipped",
+                case.name
+            )?;
+        }
     }
     Ok(())
 }

@@ -60,15 +60,20 @@ pub fn candidates() -> Vec<Candidate> {
 
 /// What a candidate falls short by, 0 at best: how far each figure that has a bar is from
 /// perfect, in units of what its bar allows. So a figure that is twice as bad as it may be costs
-/// as much as two that are as bad as they may be, and none counts more than the others.
+/// as much as two that are as bad as they may be, and none counts more than the others. A leak
+/// that is called sooner than the contract allows is as wrong as a variant that is. Confidence has
+/// numbers of its own: its calibration counts only by what it misses its bar by, or whatever
+/// makes verdicts that are all right a little surer would win.
 #[must_use]
 pub fn shortfall(score: &Score, cases: &[Score]) -> f64 {
     let bars = Bars::default();
     let wrong: f64 = cases.iter().map(|case| 1.0 - case.right_share()).sum();
+    let wrong = wrong / cases.len().max(1) as f64 + score.early_share();
+    let calibration = score.calibration_error().unwrap_or(0.0) - bars.calibration;
     (1.0 - score.precision()) / (1.0 - bars.precision)
         + (1.0 - score.recall()) / (1.0 - bars.recall)
-        + wrong / cases.len().max(1) as f64 / (1.0 - bars.each_case)
-        + score.calibration_error().unwrap_or(1.0) / bars.calibration
+        + wrong / (1.0 - bars.each_case)
+        + calibration.max(0.0) / bars.calibration
         + score.false_alarms_per_site_day() / bars.alarms
 }
 
@@ -296,5 +301,8 @@ mod tests {
         assert!((by_case - 1.0).abs() < 1e-9, "{by_case}");
         let missed = shortfall(&one, &[]) - shortfall(&score(100, 90), &[]);
         assert!((missed - 1.0).abs() < 1e-9, "{missed}");
+        one.early = 19;
+        let early = shortfall(&one, &[]) - missed;
+        assert!((early - 2.0).abs() < 1e-9, "a fifth, where a tenth may be wrong: {early}");
     }
 }
