@@ -19,7 +19,13 @@ pub enum Variant {
     Endbr,
     /// `cudaFree` is a jump to `cuMemFree_v2`.
     TailCall,
+    /// As `Plain`, to be recorded: debug information says that the sources are in
+    /// [`RECORDED`], and nothing of where they really are.
+    Recorded,
 }
+
+/// Where a program that is recorded for `tests/recordings` finds itself.
+pub const RECORDED: &str = "/srv/recorded";
 
 /// What was built.
 #[derive(Clone, Debug)]
@@ -32,6 +38,12 @@ impl Fixtures {
     #[must_use]
     pub fn at(directory: &Path) -> Self {
         Self { directory: directory.to_path_buf() }
+    }
+
+    /// The directory they are in.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The stub runtime, `libcudart.so.12`.
@@ -99,6 +111,7 @@ pub fn build(variant: Variant) -> anyhow::Result<Fixtures> {
         Variant::Plain => "plain",
         Variant::Endbr => "endbr",
         Variant::TailCall => "tail-call",
+        Variant::Recorded => "recorded",
     };
     let directory = once(name, |directory| compile_all(&Fixtures::at(directory), variant))?;
     Ok(Fixtures { directory })
@@ -144,26 +157,27 @@ const PROGRAM: &[&str] = &[
 fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let protection = match variant {
         Variant::Endbr => "-fcf-protection=full",
-        Variant::Plain | Variant::TailCall => "-fcf-protection=none",
+        Variant::Plain | Variant::TailCall | Variant::Recorded => "-fcf-protection=none",
     };
     let calls = match variant {
         Variant::TailCall => "-DTAIL_CALL",
-        Variant::Plain | Variant::Endbr => "-fno-optimize-sibling-calls",
+        Variant::Plain | Variant::Endbr | Variant::Recorded => "-fno-optimize-sibling-calls",
     };
     let sources = sources();
     let map = |name: &str| format!("-Wl,--version-script={}", sources.join(name).display());
     let origin = "-Wl,-rpath,$ORIGIN";
     let search = format!("-L{}", fixtures.directory.display());
 
-    let mut driver = gcc(LIBRARY, &["cuda.c", "stub_books.c", "stub_switches.c"]);
+    let mut driver = gcc(variant, LIBRARY, &["cuda.c", "stub_books.c", "stub_switches.c"]);
     driver.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libcuda.so.1"]);
     finish(driver.arg(map("cuda.map")).arg("-pthread"), &fixtures.cuda())?;
 
-    let mut runtime = gcc(LIBRARY, &["cudart.c"]);
+    let mut runtime = gcc(variant, LIBRARY, &["cudart.c"]);
     runtime.args([protection, calls, "-Wl,-soname,libcudart.so.12"]).arg(map("cudart.map"));
     finish(runtime.args([&search, "-l:libcuda.so.1", origin]), &fixtures.cudart())?;
 
     let mut client = gcc(
+        variant,
         PROGRAM,
         &[
             "client.c",
@@ -177,31 +191,36 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     );
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.client())?;
-    compile_cases(fixtures)?;
-    finish(gcc(PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
-    finish(&mut gcc(PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
-    finish(gcc(PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
-    finish(&mut gcc(LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
+    compile_cases(fixtures, variant)?;
+    finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
+    finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
+    finish(gcc(variant, PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
+    finish(&mut gcc(variant, LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
 }
 
-fn compile_cases(fixtures: &Fixtures) -> anyhow::Result<()> {
+fn compile_cases(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let link = [
         &format!("-L{}", fixtures.directory.display()),
         "-l:libcudart.so.12",
         "-l:libcuda.so.1",
         "-Wl,-rpath,$ORIGIN",
     ];
-    let mut stripped = gcc(LIBRARY, &["cases/stripped.c"]);
+    let mut stripped = gcc(variant, LIBRARY, &["cases/stripped.c"]);
     stripped.args(["-fno-optimize-sibling-calls", "-s", "-Wl,-soname,libstripped.so"]);
     finish(stripped.args(link), &fixtures.stripped())?;
     let files = ["main.c", "lost.c", "caches.c", "pools.c", "load.c", "families.c", "kernel.c"]
         .map(|file| format!("cases/{file}"));
-    let mut cases = gcc(PROGRAM, &files.each_ref().map(String::as_str));
+    let mut cases = gcc(variant, PROGRAM, &files.each_ref().map(String::as_str));
     finish(cases.args(link).args(["-l:libstripped.so", "-lm"]), &fixtures.cases())
 }
 
-fn gcc(options: &[&str], files: &[&str]) -> Command {
+fn gcc(variant: Variant, options: &[&str], files: &[&str]) -> Command {
     let mut command = Command::new("gcc");
+    if variant == Variant::Recorded {
+        // The compiler's own directory is in debug information as well.
+        command.current_dir(sources());
+        command.arg(format!("-ffile-prefix-map={}={RECORDED}", sources().display()));
+    }
     command.args(["-Wall", "-Wextra", "-Werror", "-std=gnu11", "-g"]).args(options);
     command.args(files.iter().map(|file| sources().join(file)));
     command

@@ -15,13 +15,11 @@ use crate::{
     intake::recording::{Part, Recording, RecordingError},
     record::{Anchor, Record},
     report::{self, Filter},
-    snapshot::{Loss, Snapshot},
+    snapshot::Snapshot,
 };
 
 /// Bytes read at a time.
 const READ: usize = 256 << 10;
-/// What records that a recording lacks are called among the losses.
-const MISSING: &str = "recording_gap";
 
 /// What a recording comes to.
 #[derive(Debug)]
@@ -61,18 +59,42 @@ pub fn replay_file(path: &Path) -> anyhow::Result<Replayed> {
     replay_from(BufReader::with_capacity(READ, file)).with_context(what)
 }
 
+/// Replays a file, and looks at each tick's picture on the way: once a second.
+///
+/// # Errors
+/// One line: what is wrong with it.
+pub fn watch_file(path: &Path, look: &mut dyn FnMut(&Snapshot)) -> anyhow::Result<Replayed> {
+    let what = || format!("cannot replay {}", path.display());
+    let file = File::open(path).with_context(what)?;
+    watch_from(BufReader::with_capacity(READ, file), Some(look)).with_context(what)
+}
+
 /// Replays what is read.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn replay_from(from: impl Read) -> Result<Replayed, RecordingError> {
+    watch_from(from, None)
+}
+
+fn watch_from(
+    from: impl Read,
+    mut look: Option<&mut dyn FnMut(&Snapshot)>,
+) -> Result<Replayed, RecordingError> {
     let mut recording = Recording::open(from)?;
     let header: Header = serde_json::from_slice(recording.header()).map_err(|error| {
         RecordingError::Damaged { at: 0, what: format!("its header is not understood: {error}") }
     })?;
     let mut replay = Replay::new(header);
     while let Some(part) = recording.next_part()? {
+        let now_ns = match &part {
+            Part::Record(Record::Tick { now_ns }) => Some(*now_ns),
+            _ => None,
+        };
         replay.take(part);
+        if let (Some(look), Some(now_ns)) = (&mut look, now_ns) {
+            look(&replay.picture(now_ns));
+        }
     }
     Ok(replay.finish())
 }
@@ -126,6 +148,7 @@ impl Replay {
                 self.last_ns = self.last_ns.max(time_ns(&record).unwrap_or(0));
             }
             Part::Gap(missing) => {
+                self.core.missing(missing);
                 self.missing = self.missing.saturating_add(missing);
                 self.gaps += 1;
                 self.first_gap.get_or_insert(self.header.anchor.wall_of_monotonic(self.last_ns));
@@ -140,13 +163,17 @@ impl Replay {
         }
     }
 
+    /// The picture at a moment on the way, by the clocks of the beginning.
+    fn picture(&self, now_ns: u64) -> Snapshot {
+        self.core.snapshot(now_ns, &self.header.setting(self.header.anchor))
+    }
+
     pub(crate) fn finish(self) -> Replayed {
         let Self { header, core, records, last_ns, missing, gaps, first_gap, end, mut notes } =
             self;
         let (now_ns, anchor) = end.map_or((last_ns, header.anchor), |end| (end.monotonic_ns, end));
-        let mut snapshot = core.snapshot(now_ns, &header.setting(anchor));
+        let snapshot = core.snapshot(now_ns, &header.setting(anchor));
         if let Some(first) = first_gap {
-            snapshot.loss.insert(MISSING, Loss { count: missing, bytes: None });
             notes.push(format!(
                 "{} are missing, at {}, the first after {first}: the disk was too slow when it was \
                  recorded",
@@ -176,8 +203,12 @@ fn time_ns(record: &Record) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_common::{
+        Account, AccountKey, Amount, Context, KMALLOC, ProcessEntry, ProcessKey,
+    };
+
     use crate::engine::CoreConfig;
-    use crate::snapshot::HostInfo;
+    use crate::snapshot::{HostInfo, Loss, RECORDING_GAP, Verdict};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -202,7 +233,7 @@ mod tests {
         replay.take(Part::End(end));
         let Replayed { snapshot, records, notes } = replay.finish();
         assert_eq!(records, 3);
-        assert_eq!(snapshot.loss[MISSING], Loss { count: 7, bytes: None });
+        assert_eq!(snapshot.loss[RECORDING_GAP], Loss { count: 7, bytes: None });
         // The clocks at the end are those of the last picture.
         assert_eq!(snapshot.generated_at, end.wall);
         assert_eq!(
@@ -218,7 +249,7 @@ mod tests {
         replay.take(tick(15));
         replay.take(Part::CutOff(99));
         let Replayed { snapshot, notes, .. } = replay.finish();
-        assert!(!snapshot.loss.contains_key(MISSING));
+        assert!(!snapshot.loss.contains_key(RECORDING_GAP));
         assert_eq!(snapshot.generated_at, "2026-11-01T00:00:05Z".parse().unwrap());
         let [version, cut] = notes.as_slice() else { panic!("{notes:?}") };
         assert!(version.starts_with("memtrace 0.0.1 recorded it"), "{version}");
@@ -227,5 +258,58 @@ mod tests {
             "recording was not ended: this is the state after 1 record, at 2026-11-01T00:00:05Z; \
              what is whole of the file ends at byte 99"
         );
+    }
+
+    /// A site of the kernel that frees nothing for ten minutes, of which a hundred allocations a
+    /// second are told, with a gap in the middle.
+    fn with_a_gap(missing: u64) -> (Verdict, Option<f64>, Replayed) {
+        let mut replay = Replay::new(header());
+        let key = ProcessKey { tgid: 7, start_ns: 1, ..ProcessKey::default() };
+        let entry = ProcessEntry { key, serial: 1, ..ProcessEntry::default() };
+        let record = |record| Part::Record(record);
+        replay.take(record(Record::Process { time_ns: 10 * SECOND, entry }));
+        for second in 11..611 {
+            let count = 100 * (second - 10);
+            let taken = Amount { count, bytes: 1_000 * count };
+            let account = Account {
+                key: AccountKey {
+                    call_site: 99,
+                    detail: 0,
+                    serial: 1,
+                    context_and_function: AccountKey::pack(Context::Process, KMALLOC),
+                },
+                seen: taken,
+                allocated: taken,
+                first_ns: 11 * SECOND,
+                last_ns: second * SECOND,
+                ..Account::default()
+            };
+            replay.take(record(Record::Account { time_ns: second * SECOND, account }));
+            if second == 300 && missing > 0 {
+                replay.take(Part::Gap(missing));
+            }
+            replay.take(tick(second));
+        }
+        let replayed = replay.finish();
+        let mut sites = replayed.snapshot.processes.iter().flat_map(|process| &process.sites);
+        let site = sites.find(|site| site.live_bytes > 1 << 20).unwrap();
+        (site.verdict, site.confidence, replayed)
+    }
+
+    #[test]
+    fn a_gap_is_loss_and_makes_verdicts_less_sure() {
+        let (verdict, sure, whole) = with_a_gap(0);
+        assert_eq!(verdict, Verdict::Leak);
+        assert!(!whole.snapshot.loss.contains_key(RECORDING_GAP));
+        // 600 of 60,000 events, and a third.
+        let (verdict, less_sure, gap) = with_a_gap(600);
+        assert_eq!(verdict, Verdict::Leak);
+        let (sure, less_sure) = (sure.unwrap(), less_sure.unwrap());
+        assert!(less_sure < sure * 0.995 && less_sure > sure * 0.98, "{sure}, {less_sure}");
+        assert_eq!(gap.snapshot.loss[RECORDING_GAP], Loss { count: 600, bytes: None });
+        let (verdict, nothing, gap) = with_a_gap(30_000);
+        assert_eq!((verdict, nothing), (Verdict::Unreliable, None));
+        let finding = gap.snapshot.findings.iter().find(|one| one.verdict == verdict).unwrap();
+        assert!(finding.decided_by.concat().contains("30000 events lost"), "{finding:?}");
     }
 }

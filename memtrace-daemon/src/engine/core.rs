@@ -88,6 +88,12 @@ impl Core {
         effects
     }
 
+    /// Takes in that so many records are missing here, because a recording lacks them: they are
+    /// lost events like all others, and make everything that is watched by now less sure.
+    pub fn missing(&mut self, records: u64) {
+        self.host.missing(records);
+    }
+
     fn judge(&mut self, now_ns: u64) {
         let terms = self.ledger.host_terms();
         let kernel = terms.get(&Domain::Kernel).map_or(0, |terms| terms.seen.count);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_common::{Domain, LossCause, LossCounter};
 
 use crate::record::{CgroupLimit, Observation};
-use crate::snapshot::{CoverageRow, Loss, Terms};
+use crate::snapshot::{CoverageRow, Loss, RECORDING_GAP, Terms};
 
 /// Growth below this says nothing about what share of it is explained, bytes.
 const WORTH_EXPLAINING: u64 = 1 << 20;
@@ -20,6 +20,8 @@ pub(super) struct HostFacts {
     /// What limits running processes most, by thread group id.
     pub(super) limits: BTreeMap<u32, CgroupLimit>,
     loss: Vec<LossCounter>,
+    /// Records that a recording lacks.
+    unrecorded: u64,
     pub(super) coverage: Vec<CoverageRow>,
 }
 
@@ -95,8 +97,16 @@ impl HostFacts {
         self.loss.get(cause as usize).copied().unwrap_or_default()
     }
 
+    /// Takes in that a recording lacks so many records here.
+    pub(super) fn missing(&mut self, records: u64) {
+        self.unrecorded = self.unrecorded.saturating_add(records);
+    }
+
+    /// Events lost by these causes, and those that a recording lacks: nobody knows of which path
+    /// they were, so they count in both.
     fn lost_events(&self, causes: &[LossCause]) -> u64 {
-        causes.iter().map(|cause| self.lost(*cause).count).sum()
+        let counts = causes.iter().map(|cause| self.lost(*cause).count);
+        counts.fold(self.unrecorded, u64::saturating_add)
     }
 
     /// Events that may make kernel books wrong. A full ring only makes them late.
@@ -114,7 +124,8 @@ impl HostFacts {
         ])
     }
 
-    /// All causes, those that never happened included.
+    /// All causes, those that never happened included; that a recording lacks records only where
+    /// it does.
     pub(super) fn losses(&self, refused_stacks: u64) -> BTreeMap<&'static str, Loss> {
         let row = |cause: LossCause| {
             let LossCounter { count, bytes } = self.lost(cause);
@@ -122,7 +133,9 @@ impl HostFacts {
             let bytes = cause.bytes_known().then_some(bytes);
             (cause.name(), Loss { count: count + refused, bytes })
         };
-        LossCause::ALL.into_iter().map(row).collect()
+        let gap = Loss { count: self.unrecorded, bytes: None };
+        let gap = (self.unrecorded > 0).then_some((RECORDING_GAP, gap));
+        LossCause::ALL.into_iter().map(row).chain(gap).collect()
     }
 
     /// Device memory of a process as NVML sees it; `None` where there is no device.

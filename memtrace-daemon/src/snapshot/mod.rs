@@ -139,6 +139,10 @@ pub struct Loss {
     pub bytes: Option<u64>,
 }
 
+/// What records that a recording lacks are called among the losses; where there are none it is
+/// no row, since only a replay can have them.
+pub const RECORDING_GAP: &str = "recording_gap";
+
 /// One of a few words. By this name serde does not take it for text to be borrowed.
 pub type Word = &'static str;
 

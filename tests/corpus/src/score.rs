@@ -36,6 +36,8 @@ pub struct Score {
     pub freeing: (usize, usize),
     /// The same where no free tells anything.
     pub unfreed: (usize, usize),
+    /// Of these, called sooner than the contract allows.
+    pub early: usize,
     delays: Vec<f64>,
     bytes: Vec<f64>,
     claims: Vec<(f64, bool)>,
@@ -65,10 +67,44 @@ impl Score {
                     };
                     group.0 += 1;
                     group.1 += usize::from((from..=to).contains(&after));
+                    self.early += usize::from(after < from);
                 }
                 _ => self.false_negatives += 1,
             }
         }
+    }
+
+    /// Takes in what another has.
+    pub fn merge(&mut self, other: &Self) {
+        let Self {
+            variants,
+            right,
+            true_positives,
+            false_negatives,
+            false_positives,
+            false_alarms,
+            site_days,
+            freeing,
+            unfreed,
+            early,
+            delays,
+            bytes,
+            claims,
+        } = other;
+        self.variants += variants;
+        self.right += right;
+        self.true_positives += true_positives;
+        self.false_negatives += false_negatives;
+        self.false_positives += false_positives;
+        self.false_alarms += false_alarms;
+        self.site_days += site_days;
+        for (sum, more) in [(&mut self.freeing, freeing), (&mut self.unfreed, unfreed)] {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
+        }
+        self.early += early;
+        self.delays.extend(delays);
+        self.bytes.extend(bytes);
+        self.claims.extend(claims);
     }
 
     /// Share of variants that were right.
@@ -93,6 +129,12 @@ impl Score {
     #[must_use]
     pub fn in_time_share(&self) -> f64 {
         share(self.freeing.1 + self.unfreed.1, self.freeing.0 + self.unfreed.0)
+    }
+
+    /// Share of the leaks that were called sooner than the contract allows.
+    #[must_use]
+    pub fn early_share(&self) -> f64 {
+        1.0 - share(self.true_positives - self.early.min(self.true_positives), self.true_positives)
     }
 
     /// Wrong calls of a leak a day and site.

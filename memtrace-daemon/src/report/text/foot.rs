@@ -8,7 +8,7 @@ use memtrace_common::LossCause;
 use super::{Page, labelled, more};
 use crate::human;
 use crate::report::escape::escape;
-use crate::snapshot::{CoverageRow, Loss, ProcessTerms, Snapshot};
+use crate::snapshot::{CoverageRow, Loss, ProcessTerms, RECORDING_GAP, Snapshot};
 
 /// Rows of coverage that are not covered and shown.
 const SHOWN: usize = 8;
@@ -66,6 +66,9 @@ pub(in crate::report) fn meaning(cause: &str) -> &'static str {
         Some(LossCause::UnknownProcess) => "events of processes that could not be named",
         Some(LossCause::StackBudget) => "stacks taken the cheap way, possibly incomplete",
         Some(LossCause::RateCeiling) => "probes taken away for a while, too frequent",
+        None if cause == RECORDING_GAP => {
+            "records that could not be written in time; all verdicts are less sure for it"
+        }
         None => "see the documentation",
     }
 }
