@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use memtrace_common::{LossCause, LossCounter};
+use memtrace_common::{Domain, LossCause, LossCounter};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
@@ -48,8 +48,6 @@ const FLUSH_ROUNDS: usize = 64;
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// The same where there is none. Monitors take an engine for dead after 60 s.
 const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
-/// How often the ages of live kernel objects are looked up although nobody asked.
-const AGES_EVERY: Duration = Duration::from_secs(60);
 /// How often processes are measured: twice in a window of the usual length.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 /// Processes measured at a time: those that hold most, and some of the others in turn. One
@@ -136,6 +134,8 @@ pub struct Engine {
     leaving: Vec<u32>,
     /// Serial of the process that was measured last in its turn.
     measured: u32,
+    /// Windows of the verdict that ages were looked up for, and accounts that found no room.
+    aged: (u64, u32),
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -159,6 +159,7 @@ impl Engine {
             unfamiliar: HashMap::new(),
             leaving: Vec::new(),
             measured: 0,
+            aged: (0, 0),
             last_published: (0, Instant::now()),
         }
     }
@@ -171,7 +172,7 @@ impl Engine {
             timer
         };
         let (mut drain, mut flush) = (timer(DRAIN_EVERY), timer(FLUSH_EVERY));
-        let (mut publish, mut ages) = (timer(PUBLISH_EVERY), timer(AGES_EVERY));
+        let mut publish = timer(PUBLISH_EVERY);
         let (mut again, mut measure) = (timer(ASK_AGAIN_EVERY), timer(MEASURE_EVERY));
         let bell = match self.parts.reader.bell() {
             Ok(bell) => Some(bell),
@@ -192,10 +193,10 @@ impl Engine {
                 _ = drain.tick() => { self.drain(); }
                 _ = flush.tick() => {
                     self.flush();
+                    self.scan_window();
                     (self.parts.beat)();
                 }
                 _ = publish.tick() => self.publish(),
-                _ = ages.tick() => self.scan_ages(),
                 _ = again.tick() => self.ask_again(),
                 _ = measure.tick() => self.measure(),
             }
@@ -215,7 +216,7 @@ impl Engine {
                 let _ = reply.send(self.parts.tracer.trace(tgid).map_err(|e| e.to_string()));
             }
             Request::Snapshot { patience, reply } => {
-                self.scan_ages();
+                self.scan_ages(u64::MAX);
                 self.flush();
                 self.wait_for_names(patience).await;
                 let _ = reply.send(self.publish_now());
@@ -385,8 +386,42 @@ impl Engine {
         }
     }
 
-    fn scan_ages(&mut self) {
-        report("look up the ages of live objects", self.parts.tracer.scan_ages());
+    /// Has the ages of live kernel memory looked up where a window of the verdict has just ended.
+    fn scan_window(&mut self) {
+        let (windows, without_room) = self.aged;
+        if self.core.windows() == windows {
+            return;
+        }
+        self.aged.0 = self.core.windows();
+        if !self.parts.core.domains.contains(&Domain::Kernel) {
+            return;
+        }
+        let without = self.scan_ages(self.core.watch_bytes());
+        if without > 0 && without_room == 0 {
+            tracing::warn!(
+                "{without} kernel accounts found no room for the ages of what is live: their \
+                 verdicts take longer"
+            );
+        }
+        self.aged.1 = without;
+        // What does not fit into the ring now is looked up anew after the next window.
+        for _ in 0..FLUSH_ROUNDS {
+            let sent = self.parts.tracer.send_ages();
+            let before = self.parts.reader.taken();
+            self.drain_all();
+            match sent {
+                Ok(false) if self.parts.reader.taken() > before => {}
+                sent => return report("send the ages of live objects", sent.map(drop)),
+            }
+        }
+    }
+
+    /// Has ages looked up; how many accounts of at least `min_bytes` found no room for theirs.
+    fn scan_ages(&mut self, min_bytes: u64) -> u32 {
+        let scanned = self.parts.tracer.scan_ages(min_bytes);
+        let without = *scanned.as_ref().unwrap_or(&0);
+        report("look up the ages of live objects", scanned.map(drop));
+        without
     }
 
     /// Asks again for what was refused, and forgets whose stacks all have their names.

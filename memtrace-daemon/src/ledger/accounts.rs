@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use memtrace_common::{Account, AccountKey, UNATTRIBUTED_SLOT};
+use memtrace_common::{AGE_CLASSES, Account, AccountAgesRecord, AccountKey, UNATTRIBUTED_SLOT};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -38,9 +38,20 @@ pub struct AccountBooks {
     pub samples: Vec<StackSample>,
     /// Lowest live bytes since this was last looked at.
     pub low_bytes: u64,
+    /// How old what is live is, as last told; `None` where it never was, as of a small account.
+    pub live_ages: Option<LiveAges>,
     /// Whether the kernel side was told to delete it, or its slot has another account.
     pub released: bool,
     time_ns: u64,
+}
+
+/// Live bytes by age, as of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveAges {
+    /// Which moment, monotonic ns.
+    pub time_ns: u64,
+    /// Bytes, in the classes of [`Account::ages`].
+    pub bytes: [u64; AGE_CLASSES],
 }
 
 /// One stack seen at an account.
@@ -175,6 +186,18 @@ impl Accounts {
         Accepted::Known(id)
     }
 
+    /// Takes in how old what is live at an account is. What is told of an account that the slot
+    /// does not have any more, or of an earlier moment, says nothing.
+    pub(super) fn accept_ages(&mut self, told: &AccountAgesRecord) {
+        let books = self.slots.get(&told.slot).and_then(|slot| slot.books);
+        let Some(books) = books.and_then(|id| self.books.get_mut(id)) else { return };
+        let same = books.account.key == told.key && books.account.first_ns == told.first_ns;
+        let older = books.live_ages.is_some_and(|known| known.time_ns > told.scanned_ns);
+        if same && !older {
+            books.live_ages = Some(LiveAges { time_ns: told.scanned_ns, bytes: told.bytes });
+        }
+    }
+
     fn replace(&mut self, slot: Slot, time_ns: u64, account: &Account) -> usize {
         if let Some(old) = slot.books.and_then(|id| self.books.get_mut(id)) {
             old.released = true;
@@ -190,6 +213,7 @@ impl Accounts {
             stack: None,
             samples: Vec::new(),
             low_bytes: account.live().bytes,
+            live_ages: None,
             released: false,
             time_ns,
         });
