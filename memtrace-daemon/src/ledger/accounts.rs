@@ -241,3 +241,62 @@ fn events(account: &Account) -> u64 {
         .into_iter()
         .fold(0, |sum, amount| sum.wrapping_add(amount.count))
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_common::Amount;
+
+    use super::*;
+
+    const KEY: AccountKey =
+        AccountKey { call_site: 7, detail: 0, serial: 1, context_and_function: 0 };
+
+    fn account(first_ns: u64, count: u64) -> Account {
+        let amount = Amount { count, bytes: 64 * count };
+        let key = KEY;
+        Account {
+            key,
+            slot: 3,
+            seen: amount,
+            allocated: amount,
+            first_ns,
+            last_ns: first_ns,
+            ..Account::default()
+        }
+    }
+
+    fn ages(first_ns: u64, scanned_ns: u64, young: u64) -> AccountAgesRecord {
+        let mut told =
+            AccountAgesRecord { key: KEY, slot: 3, first_ns, scanned_ns, ..Default::default() };
+        told.bytes[0] = young;
+        told
+    }
+
+    #[test]
+    fn ages_are_the_last_ones_told_of_that_very_account() {
+        let mut accounts = Accounts::default();
+        // Of an account that nobody told of.
+        accounts.accept_ages(&ages(5, 10, 1));
+        let Accepted::New(id) = accounts.accept(10, &account(5, 1)) else { panic!() };
+        let young = |accounts: &Accounts, id| {
+            let books: &AccountBooks = accounts.get(id).unwrap();
+            books.live_ages.map(|ages| (ages.time_ns, ages.bytes[0]))
+        };
+        assert_eq!(young(&accounts, id), None);
+        accounts.accept_ages(&ages(5, 20, 64));
+        accounts.accept_ages(&ages(5, 15, 32));
+        // Of the slot's next account, before that is known, and of another key.
+        accounts.accept_ages(&ages(30, 40, 128));
+        let other = AccountKey { call_site: 8, ..KEY };
+        accounts.accept_ages(&AccountAgesRecord { key: other, ..ages(5, 50, 256) });
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+        // New counters leave them as they are; the slot's next account begins without.
+        accounts.accept(21, &account(5, 2));
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+        let Accepted::New(next) = accounts.accept(31, &account(30, 1)) else { panic!() };
+        assert_eq!((young(&accounts, next), young(&accounts, id)), (None, Some((20, 64))));
+        accounts.remove(next);
+        accounts.accept_ages(&ages(30, 50, 1));
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+    }
+}

@@ -51,7 +51,9 @@ impl Old {
         let since = ages.time_ns.saturating_sub(self.since_ns);
         let places = self.before.iter_mut().zip(&mut self.known);
         for (class, (before, known)) in places.enumerate() {
-            if !*known || since < windows(class).saturating_mul(window_ns) {
+            // A scan comes a little after its window's end, so half a window more.
+            let until = windows(class).saturating_mul(window_ns).saturating_add(window_ns / 2);
+            if !*known || since < until {
                 *before = at_least(ages, class);
                 *known = true;
             }
