@@ -94,7 +94,8 @@ mod tests {
     fn told(window: u64, live: &[(u64, u64)]) -> LiveAges {
         let mut ages = LiveAges { time_ns: window * WINDOW, bytes: [0; AGE_CLASSES] };
         for (born, bytes) in live {
-            let class = (window - born).checked_ilog2().map_or(0, |log| log as usize + 1);
+            let class =
+                window.saturating_sub(*born).checked_ilog2().map_or(0, |log| log as usize + 1);
             ages.bytes[class.min(AGE_CLASSES - 1)] += bytes;
         }
         ages
