@@ -131,7 +131,10 @@ pub struct Account {
     /// Its place in the array of accounts.
     pub slot: u32,
     /// 1 once a stack sample of it was accepted by the ring buffer.
-    pub sampled: u32,
+    pub sampled: u16,
+    /// Its [`AgeRow`] in the last scan, counted from 1; 0 for none (kernel side's own use).
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub age_row: u16,
     /// Successful allocations, taken before anything can fail.
     pub seen: Amount,
     /// Of these: entered into the live map.
@@ -166,6 +169,23 @@ impl Account {
         self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
     }
 }
+
+/// Live bytes of one account by age, as of a scan. A row is an account's for one scan only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct AgeRow {
+    /// Live bytes, in the classes of [`Account::ages`].
+    pub bytes: [u64; AGE_CLASSES],
+    /// When the scan began, monotonic ns: what ages are reckoned from.
+    pub time_ns: u64,
+    /// [`Account::first_ns`]: with the slot it says which account.
+    pub first_ns: u64,
+    /// The account's slot.
+    pub slot: u32,
+    /// 1 until the ring buffer has accepted it.
+    pub pending: u32,
+}
+assert_size!(AgeRow, 88);
 
 /// What one row of call-path totals is about.
 #[repr(C)]

@@ -17,7 +17,7 @@ pub mod tunables;
 mod unwind;
 
 pub use account::{
-    AGE_CLASSES, Account, AccountKey, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
+    AGE_CLASSES, Account, AccountKey, AgeRow, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
 };
 pub use bytemuck;
 pub use control::{CallLive, CallLiveKey, Control};
@@ -30,9 +30,9 @@ pub use function::{
 pub use loss::{LossCause, LossCounter};
 pub use process::{Policy, ProcessEntry, ProcessFlags, ProcessKey};
 pub use record::{
-    AccountRecord, AllocationRecord, DuplicateRecord, FreeReason, FreeRecord, KernelSampleRecord,
-    MAX_KERNEL_FRAMES, MAX_USER_FRAMES, PT_REGS, ProcessRecord, RecordHeader, RecordKind,
-    StackForm, StackHead, TotalsRecord,
+    AccountAgesRecord, AccountRecord, AllocationRecord, DuplicateRecord, FreeReason, FreeRecord,
+    KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, PT_REGS, ProcessRecord, RecordHeader,
+    RecordKind, StackForm, StackHead, TotalsRecord,
 };
 pub use unwind::{Learned, MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
 

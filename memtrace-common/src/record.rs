@@ -2,7 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Account, MAX_SLOTS, ProcessEntry, Totals, TotalsKey, assert_size};
+use crate::{
+    AGE_CLASSES, Account, AccountKey, MAX_SLOTS, ProcessEntry, Totals, TotalsKey, assert_size,
+};
 
 /// Deepest kernel stack that is taken.
 pub const MAX_KERNEL_FRAMES: usize = 48;
@@ -29,6 +31,8 @@ pub enum RecordKind {
     Free = 7,
     /// [`DuplicateRecord`]
     Duplicate = 8,
+    /// [`AccountAgesRecord`]
+    AccountAges = 9,
 }
 
 impl RecordKind {
@@ -44,6 +48,7 @@ impl RecordKind {
             6 => Some(Self::Failure),
             7 => Some(Self::Free),
             8 => Some(Self::Duplicate),
+            9 => Some(Self::AccountAges),
             _ => None,
         }
     }
@@ -60,6 +65,7 @@ impl RecordKind {
             Self::Failure => "failure",
             Self::Free => "free",
             Self::Duplicate => "duplicate",
+            Self::AccountAges => "account_ages",
         }
     }
 }
@@ -99,6 +105,28 @@ pub struct AccountRecord {
     pub account: Account,
 }
 assert_size!(AccountRecord, 240);
+
+/// How old what is live at an account is, as of a scan.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct AccountAgesRecord {
+    /// Kind, length, time.
+    pub header: RecordHeader,
+    /// What the account is about.
+    pub key: AccountKey,
+    /// Its slot.
+    pub slot: u32,
+    /// Nothing.
+    pub reserved: u32,
+    /// Its first allocation, monotonic ns: a slot's next account has another.
+    pub first_ns: u64,
+    /// When the scan began, monotonic ns: what ages are reckoned from.
+    pub scanned_ns: u64,
+    /// Live bytes, in the classes of [`Account::ages`].
+    pub bytes: [u64; AGE_CLASSES],
+}
+assert_size!(AccountAgesRecord, 128);
 
 /// An account as it is now, and a stack that reached it.
 #[repr(C)]

@@ -148,7 +148,7 @@ pub fn freed_unseen(entry: &KernelLive) {
 
 /// floor(log2(age)) − shift + 1, between 0 and the last class. BPF has no instruction for it.
 #[inline(always)]
-fn age_class(age_ns: u64) -> usize {
+pub fn age_class(age_ns: u64) -> usize {
     let mut rest = age_ns >> globals::age_shift();
     let mut class = 0;
     while class < AGE_CLASSES - 1 {

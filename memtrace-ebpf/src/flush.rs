@@ -1,5 +1,5 @@
-//! Programs that user space runs (BPF_PROG_TEST_RUN): send what has changed, find the oldest
-//! live objects, clear a closed address space out of the live map.
+//! Programs that user space runs (BPF_PROG_TEST_RUN): send what has changed, clear a closed
+//! address space out of the live map.
 //!
 //! What the ring buffer does not accept stays marked as changed and is sent again.
 
@@ -15,17 +15,17 @@ use memtrace_common::{
 };
 
 use crate::{
-    account::{account, add_one},
+    account::add_one,
     atomic,
     call_books::common_row,
     emit::emit,
-    live::{KernelLive, remove_call},
-    maps::{ACCOUNTS, CALL_LIVE, KERNEL_LIVE, PROCESSES, TOTALS, control},
+    live::remove_call,
+    maps::{ACCOUNTS, CALL_LIVE, PROCESSES, TOTALS, control},
     process::report,
 };
 
-const CONTINUE: c_long = 0;
-const STOP: c_long = 1;
+pub const CONTINUE: c_long = 0;
+pub const STOP: c_long = 1;
 
 /// Times that a copy is tried again when an allocation was being booked meanwhile.
 const COPY_TRIES: u32 = 4;
@@ -35,16 +35,17 @@ type Callback =
 
 /// Calls `callback` for each element of a map.
 #[inline(always)]
-fn for_each(map: *mut c_void, callback: Callback, argument: *mut c_void) {
+pub fn for_each(map: *mut c_void, callback: Callback, argument: *mut c_void) {
     // SAFETY: the verifier checks map, callback and argument against each other.
     unsafe { bpf_for_each_map_elem(map, callback as *mut c_void, argument, 0) };
 }
 
 macro_rules! map_pointer {
     ($map:ident) => {
-        (&raw const $map).cast_mut().cast::<c_void>()
+        (&raw const $map).cast_mut().cast::<core::ffi::c_void>()
     };
 }
+pub(crate) use map_pointer;
 
 /// Sends totals, processes and accounts that have changed: what there is least of comes first.
 /// The result is 1 where the ring buffer was full before the end: drained and called again, it
@@ -66,8 +67,8 @@ pub fn mt_flush(_ctx: RawTracePointContext) -> i32 {
 
 /// Ends a walk, and says in its argument why.
 #[inline(always)]
-unsafe fn ring_full(argument: *mut c_void) -> c_long {
-    // SAFETY: the argument of `mt_flush`.
+pub unsafe fn ring_full(argument: *mut c_void) -> c_long {
+    // SAFETY: the caller passes the argument of a walk that is a number.
     unsafe { *argument.cast::<u64>() = 1 };
     STOP
 }
@@ -127,7 +128,7 @@ unsafe extern "C" fn send_account(
 
 /// A number that differs whenever a counter of the account has moved.
 #[inline(always)]
-unsafe fn account_changes(account: *const Account) -> u64 {
+pub unsafe fn account_changes(account: *const Account) -> u64 {
     // SAFETY: the caller passes a checked map value.
     unsafe {
         (*account)
@@ -209,77 +210,6 @@ unsafe fn totals_changes(totals: *const Totals) -> u64 {
             .wrapping_add((*totals).empty)
             .wrapping_add((*totals).implausible)
     }
-}
-
-/// Notes in each account when its oldest live object was made, and has those sent again whose
-/// oldest is another one now.
-#[raw_tracepoint]
-pub fn mt_scan_ages(_ctx: RawTracePointContext) -> i32 {
-    let mut nothing = 0_u64;
-    let argument = (&raw mut nothing).cast();
-    for_each(map_pointer!(ACCOUNTS), forget_oldest, argument);
-    for_each(map_pointer!(KERNEL_LIVE), note_oldest, argument);
-    for_each(map_pointer!(ACCOUNTS), mark_changed, argument);
-    0
-}
-
-unsafe extern "C" fn forget_oldest(
-    _map: *mut c_void,
-    key: *const c_void,
-    value: *mut c_void,
-    _argument: *mut c_void,
-) -> c_long {
-    let Some(control) = control() else { return STOP };
-    let account = value.cast::<Account>();
-    // SAFETY: the kernel passes a key and a value of the map.
-    unsafe {
-        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
-            return STOP;
-        }
-        (*account).previous_oldest_ns = (*account).oldest_ns;
-        (*account).oldest_ns = 0;
-    }
-    CONTINUE
-}
-
-unsafe extern "C" fn mark_changed(
-    _map: *mut c_void,
-    key: *const c_void,
-    value: *mut c_void,
-    _argument: *mut c_void,
-) -> c_long {
-    let Some(control) = control() else { return STOP };
-    let account = value.cast::<Account>();
-    // SAFETY: the kernel passes a key and a value of the map.
-    unsafe {
-        if u64::from(*key.cast::<u32>()) >= (*control).next_slot {
-            return STOP;
-        }
-        if (*account).oldest_ns != (*account).previous_oldest_ns {
-            // Whatever it was, it is not the sum of the counters: the flush sends the account.
-            (*account).reported = !account_changes(account);
-        }
-    }
-    CONTINUE
-}
-
-unsafe extern "C" fn note_oldest(
-    _map: *mut c_void,
-    _key: *const c_void,
-    value: *mut c_void,
-    _argument: *mut c_void,
-) -> c_long {
-    let entry = value.cast::<KernelLive>();
-    // SAFETY: the kernel passes a value of the map; `account` checks the slot.
-    unsafe {
-        if let Some(account) = account((*entry).slot) {
-            let oldest = (*account).oldest_ns;
-            if oldest == 0 || (*entry).time_ns < oldest {
-                (*account).oldest_ns = (*entry).time_ns;
-            }
-        }
-    }
-    CONTINUE
 }
 
 /// Clears the address space in argument 0 out of the live map. Its books are closed already,

@@ -10,6 +10,7 @@
 #![allow(internal_features, reason = "the BPF target has no other way to atomic instructions")]
 
 mod account;
+mod ages;
 mod alloc_api;
 mod arch;
 mod atomic;

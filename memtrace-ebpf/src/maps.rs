@@ -9,8 +9,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use memtrace_common::{
-    Account, AccountKey, CallLive, CallLiveKey, Control, FunctionSpec, LossCause, LossCounter,
-    MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Step, StepKey, Totals, TotalsKey, tunables,
+    Account, AccountKey, AgeRow, CallLive, CallLiveKey, Control, FunctionSpec, LossCause,
+    LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Step, StepKey, Totals, TotalsKey,
+    tunables,
 };
 
 use crate::{copy::CopySlot, inflight::Inflight, live::KernelLive, process::Identity};
@@ -38,6 +39,10 @@ pub static INDEX: HashMap<AccountKey, u32> = HashMap::with_max_entries(tunables:
 /// The slots that keys were found in last, by a hash of the key.
 #[map(name = "mt_hints")]
 pub static HINTS: Array<u32> = Array::with_max_entries(tunables::ACCOUNT_HINTS, 0);
+
+/// Live bytes by age, one row an account that holds much; handed out anew at each scan.
+#[map(name = "mt_age_rows")]
+pub static AGE_ROWS: Array<AgeRow> = Array::with_max_entries(tunables::AGE_ROWS, 0);
 
 /// What the first kfree program of a CPU ran for, until the second has.
 #[map(name = "mt_last_free")]

@@ -196,6 +196,7 @@ fn time_ns(record: &Record) -> Option<u64> {
         Record::Free(free) => Some(free.header.time_ns),
         Record::Duplicate(duplicate) => Some(duplicate.header.time_ns),
         Record::Tick { now_ns } | Record::Observation { now_ns, .. } => Some(*now_ns),
+        Record::AccountAges(ages) => Some(ages.header.time_ns),
         Record::Stack(_) => None,
     }
 }

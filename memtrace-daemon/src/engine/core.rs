@@ -138,6 +138,18 @@ impl Core {
         &self.ledger
     }
 
+    /// Windows of the verdict that are over: with each the ages of what is live are wanted.
+    #[must_use]
+    pub const fn windows(&self) -> u64 {
+        self.verdicts.windows()
+    }
+
+    /// Kernel accounts that hold less than this are not worth asking for ages, bytes.
+    #[must_use]
+    pub fn watch_bytes(&self) -> u64 {
+        self.verdicts.watch_bytes(Domain::Kernel)
+    }
+
     /// Calls whose stacks are still to be unwound.
     #[must_use]
     pub fn awaited(&self) -> usize {
@@ -159,7 +171,7 @@ impl Core {
 /// Whether a record says more than that time has passed and how much memory the host has.
 const fn is_news(record: &Record) -> bool {
     match record {
-        Record::Tick { .. } => false,
+        Record::Tick { .. } | Record::AccountAges(_) => false,
         Record::Observation { observation, .. } => !matches!(
             observation,
             Observation::Memory(_) | Observation::ProcessMemory(_) | Observation::Device { .. }
@@ -169,7 +181,7 @@ const fn is_news(record: &Record) -> bool {
 }
 
 /// Names of the kinds of records in metrics, in the order of [`kind`].
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     RecordKind::Process.name(),
     RecordKind::Account.name(),
     RecordKind::KernelSample.name(),
@@ -181,6 +193,7 @@ const KINDS: [&str; 11] = [
     "stack",
     "tick",
     "observation",
+    RecordKind::AccountAges.name(),
 ];
 
 fn kind(record: &Record) -> usize {
@@ -196,5 +209,6 @@ fn kind(record: &Record) -> usize {
         Record::Stack(_) => 8,
         Record::Tick { .. } => 9,
         Record::Observation { .. } => 10,
+        Record::AccountAges(_) => 11,
     }
 }

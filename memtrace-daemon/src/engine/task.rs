@@ -4,6 +4,8 @@
 //! Must never wait for a file, a process or a socket: whatever can take long runs elsewhere
 //! and answers with records.
 
+mod ages;
+
 use std::{
     collections::{HashMap, HashSet},
     sync::{
@@ -48,8 +50,6 @@ const FLUSH_ROUNDS: usize = 64;
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// The same where there is none. Monitors take an engine for dead after 60 s.
 const REPUBLISH_EVERY: Duration = Duration::from_secs(30);
-/// How often the ages of live kernel objects are looked up although nobody asked.
-const AGES_EVERY: Duration = Duration::from_secs(60);
 /// How often processes are measured: twice in a window of the usual length.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 /// Processes measured at a time: those that hold most, and some of the others in turn. One
@@ -136,6 +136,8 @@ pub struct Engine {
     leaving: Vec<u32>,
     /// Serial of the process that was measured last in its turn.
     measured: u32,
+    /// Windows of the verdict that ages were looked up for, and accounts that found no room.
+    aged: (u64, u32),
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -159,6 +161,7 @@ impl Engine {
             unfamiliar: HashMap::new(),
             leaving: Vec::new(),
             measured: 0,
+            aged: (0, 0),
             last_published: (0, Instant::now()),
         }
     }
@@ -171,7 +174,7 @@ impl Engine {
             timer
         };
         let (mut drain, mut flush) = (timer(DRAIN_EVERY), timer(FLUSH_EVERY));
-        let (mut publish, mut ages) = (timer(PUBLISH_EVERY), timer(AGES_EVERY));
+        let mut publish = timer(PUBLISH_EVERY);
         let (mut again, mut measure) = (timer(ASK_AGAIN_EVERY), timer(MEASURE_EVERY));
         let bell = match self.parts.reader.bell() {
             Ok(bell) => Some(bell),
@@ -192,10 +195,10 @@ impl Engine {
                 _ = drain.tick() => { self.drain(); }
                 _ = flush.tick() => {
                     self.flush();
+                    self.scan_window();
                     (self.parts.beat)();
                 }
                 _ = publish.tick() => self.publish(),
-                _ = ages.tick() => self.scan_ages(),
                 _ = again.tick() => self.ask_again(),
                 _ = measure.tick() => self.measure(),
             }
@@ -215,7 +218,7 @@ impl Engine {
                 let _ = reply.send(self.parts.tracer.trace(tgid).map_err(|e| e.to_string()));
             }
             Request::Snapshot { patience, reply } => {
-                self.scan_ages();
+                self.scan_ages(u64::MAX);
                 self.flush();
                 self.wait_for_names(patience).await;
                 let _ = reply.send(self.publish_now());
@@ -383,10 +386,6 @@ impl Engine {
             }
             Err(error) => report("read the live map", Err(error)),
         }
-    }
-
-    fn scan_ages(&mut self) {
-        report("look up the ages of live objects", self.parts.tracer.scan_ages());
     }
 
     /// Asks again for what was refused, and forgets whose stacks all have their names.

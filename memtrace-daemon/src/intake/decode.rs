@@ -3,8 +3,8 @@
 use bytemuck::{AnyBitPattern, pod_read_unaligned};
 use bytes::Buf;
 use memtrace_common::{
-    AccountRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, ProcessRecord, RecordHeader,
-    RecordKind, TotalsRecord,
+    AccountAgesRecord, AccountRecord, DuplicateRecord, FreeRecord, KernelSampleRecord,
+    ProcessRecord, RecordHeader, RecordKind, TotalsRecord,
 };
 use thiserror::Error;
 
@@ -80,6 +80,7 @@ pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Item), DecodeError> {
         RecordKind::Failure => return Ok((kind, call::decode(kind, bytes, true)?)),
         RecordKind::Free => Record::Free(body::<FreeRecord>(kind, bytes)?),
         RecordKind::Duplicate => Record::Duplicate(body::<DuplicateRecord>(kind, bytes)?),
+        RecordKind::AccountAges => Record::AccountAges(body::<AccountAgesRecord>(kind, bytes)?),
     };
     Ok((kind, Item::Record(record)))
 }

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use memtrace_common::{Account, AccountKey, UNATTRIBUTED_SLOT};
+use memtrace_common::{AGE_CLASSES, Account, AccountAgesRecord, AccountKey, UNATTRIBUTED_SLOT};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -38,9 +38,20 @@ pub struct AccountBooks {
     pub samples: Vec<StackSample>,
     /// Lowest live bytes since this was last looked at.
     pub low_bytes: u64,
+    /// How old what is live is, as last told; `None` where it never was, as of a small account.
+    pub live_ages: Option<LiveAges>,
     /// Whether the kernel side was told to delete it, or its slot has another account.
     pub released: bool,
     time_ns: u64,
+}
+
+/// Live bytes by age, as of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveAges {
+    /// Which moment, monotonic ns.
+    pub time_ns: u64,
+    /// Bytes, in the classes of [`Account::ages`].
+    pub bytes: [u64; AGE_CLASSES],
 }
 
 /// One stack seen at an account.
@@ -175,6 +186,18 @@ impl Accounts {
         Accepted::Known(id)
     }
 
+    /// Takes in how old what is live at an account is. What is told of an account that the slot
+    /// does not have any more, or of an earlier moment, says nothing.
+    pub(super) fn accept_ages(&mut self, told: &AccountAgesRecord) {
+        let books = self.slots.get(&told.slot).and_then(|slot| slot.books);
+        let Some(books) = books.and_then(|id| self.books.get_mut(id)) else { return };
+        let same = books.account.key == told.key && books.account.first_ns == told.first_ns;
+        let older = books.live_ages.is_some_and(|known| known.time_ns > told.scanned_ns);
+        if same && !older {
+            books.live_ages = Some(LiveAges { time_ns: told.scanned_ns, bytes: told.bytes });
+        }
+    }
+
     fn replace(&mut self, slot: Slot, time_ns: u64, account: &Account) -> usize {
         if let Some(old) = slot.books.and_then(|id| self.books.get_mut(id)) {
             old.released = true;
@@ -190,6 +213,7 @@ impl Accounts {
             stack: None,
             samples: Vec::new(),
             low_bytes: account.live().bytes,
+            live_ages: None,
             released: false,
             time_ns,
         });
@@ -216,4 +240,63 @@ fn events(account: &Account) -> u64 {
     [seen, allocated, freed, freed_unseen, dropped]
         .into_iter()
         .fold(0, |sum, amount| sum.wrapping_add(amount.count))
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_common::Amount;
+
+    use super::*;
+
+    const KEY: AccountKey =
+        AccountKey { call_site: 7, detail: 0, serial: 1, context_and_function: 0 };
+
+    fn account(first_ns: u64, count: u64) -> Account {
+        let amount = Amount { count, bytes: 64 * count };
+        let key = KEY;
+        Account {
+            key,
+            slot: 3,
+            seen: amount,
+            allocated: amount,
+            first_ns,
+            last_ns: first_ns,
+            ..Account::default()
+        }
+    }
+
+    fn ages(first_ns: u64, scanned_ns: u64, young: u64) -> AccountAgesRecord {
+        let mut told =
+            AccountAgesRecord { key: KEY, slot: 3, first_ns, scanned_ns, ..Default::default() };
+        told.bytes[0] = young;
+        told
+    }
+
+    #[test]
+    fn ages_are_the_last_ones_told_of_that_very_account() {
+        let mut accounts = Accounts::default();
+        // Of an account that nobody told of.
+        accounts.accept_ages(&ages(5, 10, 1));
+        let Accepted::New(id) = accounts.accept(10, &account(5, 1)) else { panic!() };
+        let young = |accounts: &Accounts, id| {
+            let books: &AccountBooks = accounts.get(id).unwrap();
+            books.live_ages.map(|ages| (ages.time_ns, ages.bytes[0]))
+        };
+        assert_eq!(young(&accounts, id), None);
+        accounts.accept_ages(&ages(5, 20, 64));
+        accounts.accept_ages(&ages(5, 15, 32));
+        // Of the slot's next account, before that is known, and of another key.
+        accounts.accept_ages(&ages(30, 40, 128));
+        let other = AccountKey { call_site: 8, ..KEY };
+        accounts.accept_ages(&AccountAgesRecord { key: other, ..ages(5, 50, 256) });
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+        // New counters leave them as they are; the slot's next account begins without.
+        accounts.accept(21, &account(5, 2));
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+        let Accepted::New(next) = accounts.accept(31, &account(30, 1)) else { panic!() };
+        assert_eq!((young(&accounts, next), young(&accounts, id)), (None, Some((20, 64))));
+        accounts.remove(next);
+        accounts.accept_ages(&ages(30, 50, 1));
+        assert_eq!(young(&accounts, id), Some((20, 64)));
+    }
 }

@@ -28,6 +28,7 @@ impl Ledger {
             Record::Tick { now_ns } => self.reap(*now_ns, effects),
             Record::Observation { now_ns, observation } => self.observe(*now_ns, observation),
             Record::Duplicate(_) => {}
+            Record::AccountAges(ages) => self.accounts.accept_ages(ages),
         }
         let wanted = self.stacks.take_wanted();
         if effects.stacks.is_empty() {

@@ -21,7 +21,7 @@ mod stacks;
 mod terms;
 mod waiting;
 
-pub use accounts::{AccountBooks, Holder, StackSample};
+pub use accounts::{AccountBooks, Holder, LiveAges, StackSample};
 pub use cohorts::{Cohort, Cohorts};
 pub use config::LedgerConfig;
 pub use effects::{Effects, Unfamiliar};

@@ -3,7 +3,7 @@
 use memtrace_common::{AGE_CLASSES, Amount, Domain, FunctionId};
 
 use super::Ledger;
-use super::accounts::Holder;
+use super::accounts::{Holder, LiveAges};
 use super::cohorts::Cohorts;
 use super::process::{FoldedKey, ProcessBooks};
 use crate::catalog;
@@ -60,6 +60,8 @@ pub struct RowSample<'a> {
     pub ages: [u64; AGE_CLASSES],
     /// What became of what was allocated when, where every single object is followed.
     pub cohorts: Option<&'a Cohorts>,
+    /// How old what is live is, where it is not: kernel memory, as last looked up.
+    pub live_ages: Option<LiveAges>,
     /// First allocation, monotonic ns.
     pub first_ns: u64,
     /// Whether its space is closed: what it says does not change any more.
@@ -98,6 +100,7 @@ impl Ledger {
                 freed: account.freed,
                 ages: account.ages,
                 cohorts: None,
+                live_ages: books.live_ages,
                 first_ns: account.first_ns,
                 frozen: false,
             });
@@ -123,6 +126,7 @@ impl Ledger {
                     freed: site.freed,
                     ages: site.ages,
                     cohorts: Some(&site.cohorts),
+                    live_ages: None,
                     first_ns: site.first_ns,
                     frozen,
                 });

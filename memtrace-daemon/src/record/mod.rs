@@ -16,8 +16,8 @@ mod measured;
 use std::sync::Arc;
 
 use memtrace_common::{
-    Account, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter, ProcessEntry, Totals,
-    TotalsKey,
+    Account, AccountAgesRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter,
+    ProcessEntry, Totals, TotalsKey,
 };
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,8 @@ pub enum Record {
         #[serde(with = "form::named")]
         observation: Observation,
     },
+    /// How old what is live at a kernel account is.
+    AccountAges(AccountAgesRecord),
 }
 
 /// Names one raw stack: for kernel stacks the addresses alone, for user stacks the

@@ -23,7 +23,7 @@ pub(super) fn decide(config: &VerdictConfig, history: &mut History, distrusted: 
             // `as` saturates.
             history.leak_from = trend.first as u64;
         }
-        (Verdict::Leak, Verdict::Steady | Verdict::Growing) => history.begin_again(),
+        (Verdict::Leak, Verdict::Steady | Verdict::Growing) => history.begin_again(now_ns),
         _ => {}
     }
     history.verdict = verdict;

@@ -5,8 +5,10 @@ use memtrace_common::{AGE_CLASSES, Amount};
 
 use super::VerdictConfig;
 use super::judge::Traffic;
+use super::old::Old;
 use super::pyramid::{Pyramid, Rough, Window};
 use super::weigh::Weighed;
+use crate::ledger::LiveAges;
 use crate::snapshot::Verdict;
 
 /// A new maximum is one by more than this share of the growth so far.
@@ -31,6 +33,8 @@ pub(super) struct Look {
     pub(super) ages: [u64; AGE_CLASSES],
     /// Of `live`: bytes that are old, of a sum whose objects are followed one by one.
     pub(super) old_bytes: Option<u64>,
+    /// How old what is live is, of kernel memory.
+    pub(super) live_ages: Option<LiveAges>,
     /// First allocation, monotonic ns.
     pub(super) first_ns: u64,
 }
@@ -59,6 +63,7 @@ pub(super) struct History {
     /// many it allocated a window then and of late.
     pub(super) base: Option<u64>,
     base_old: u64,
+    pub(super) old: Old,
     low_objects: u64,
     early: f64,
     pub(super) late: f64,
@@ -123,6 +128,7 @@ impl History {
             first_free: (!look.freed.is_zero()).then_some(0),
             base: None,
             base_old: 0,
+            old: Old::default(),
             low_objects: u64::MAX,
             early: 0.0,
             late: 0.0,
@@ -153,7 +159,8 @@ impl History {
     }
 
     /// A look within a window.
-    pub(super) fn tick(&mut self, look: &Look) {
+    pub(super) fn tick(&mut self, config: &VerdictConfig, now_ns: u64, look: &Look) {
+        self.old.look(now_ns, config.window_ns(), look.live_ages);
         self.floor = self.floor.min(look.low_bytes).min(look.live.bytes);
         self.objects = self.objects.min(look.live.count);
         self.now = *look;
@@ -186,6 +193,7 @@ impl History {
         }
         let base = *self.base.get_or_insert_with(|| {
             self.base_old = look.old_bytes.unwrap_or(0);
+            self.old.begin(now_ns);
             floor
         });
         self.low_objects = self.low_objects.min(objects);
@@ -229,6 +237,7 @@ impl History {
                 && matches!(self.verdict, Verdict::Plateau | Verdict::Steady)
             {
                 self.episode = self.active.saturating_sub(2);
+                self.old.begin(now_ns);
             }
             self.high = floor;
             self.rises += 1;
@@ -312,7 +321,8 @@ impl History {
     }
 
     /// Begins anew from the present floor: what grew was freed.
-    pub(super) fn begin_again(&mut self) {
+    pub(super) fn begin_again(&mut self, now_ns: u64) {
+        self.old.begin(now_ns);
         let floor = self.last_floor();
         self.high = floor;
         self.record = floor;

@@ -15,6 +15,7 @@ mod judge;
 mod level;
 mod measured;
 mod memory;
+mod old;
 mod pyramid;
 mod residence;
 mod rule;
@@ -65,6 +66,7 @@ pub struct Verdicts {
     round: u64,
     tick: u64,
     ticks: u64,
+    windows: u64,
     scratch: Scratch,
 }
 
@@ -83,6 +85,7 @@ impl Verdicts {
             round: 0,
             tick: 0,
             ticks: 1,
+            windows: 0,
             scratch: Scratch::default(),
         }
     }
@@ -142,6 +145,18 @@ impl Verdicts {
         Some(self.judge_subject(&subject, &facts))
     }
 
+    /// Windows that are over.
+    #[must_use]
+    pub const fn windows(&self) -> u64 {
+        self.windows
+    }
+
+    /// Rows of a domain that hold less have no history, bytes.
+    #[must_use]
+    pub fn watch_bytes(&self, domain: Domain) -> u64 {
+        self.config.min_bytes_of(domain) / WATCH_SHARE
+    }
+
     /// How many subjects have a history.
     #[must_use]
     pub fn watched(&self) -> usize {
@@ -187,7 +202,7 @@ impl Verdicts {
         if frozen {
             return;
         }
-        history.tick(look);
+        history.tick(config, now_ns, look);
         // Not all at once, but each once a window.
         if history.slot % *ticks == *tick {
             history.weighed = weigh::weigh(config, history, cohorts, scratch);
@@ -248,6 +263,7 @@ impl Rule for Verdicts {
         self.tick += 1;
         if now_ns.saturating_sub(start_ns) >= self.config.window_ns() {
             self.end_window(now_ns);
+            self.windows += 1;
             self.window_start_ns = Some(now_ns);
             self.ticks = std::mem::take(&mut self.tick);
         }

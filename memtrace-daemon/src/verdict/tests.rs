@@ -60,6 +60,7 @@ impl Site {
             freed: self.freed,
             ages: [self.freed.count, 0, 0, 0, 0, 0, 0, 0],
             cohorts: None,
+            live_ages: None,
             first_ns: SECOND,
             frozen: false,
         };

@@ -187,14 +187,21 @@ pub(super) fn weigh(
         let old_share = match cohorts {
             _ if !matters => None,
             Some((cohorts, now)) => {
-                let age = if weighed.queues() { trend.windows() / 8 } else { residence * 2 };
-                Some(old_share(history, &trend, cohorts, now, age.max(2)))
+                let age = old_age(&weighed, &trend);
+                let old = old_bytes(cohorts, now, age, reach_of(history, &trend));
+                Some(old as f64 / trend.growth().max(1.0))
             }
             // Of sums it is known of memory of one age only.
-            None => history
+            None if history.sum => history
                 .more_old_bytes()
                 .filter(|_| residence <= super::sums::OLD / 2)
                 .map(|old| old as f64 / trend.growth().max(1.0)),
+            // Of kernel memory by classes of age.
+            None => {
+                let age = old_age(&weighed, &trend);
+                let old = history.old.more(age, reach_of(history, &trend));
+                old.map(|old| old as f64 / trend.growth().max(1.0))
+            }
         };
         weighed.old_share = old_share;
         weighed.grows = grows(config, &trend);
@@ -230,10 +237,16 @@ fn rank(weighed: &Weighed) -> (bool, bool) {
     (weighed.leak, weighed.grows)
 }
 
-fn old_share(history: &History, trend: &Trend, cohorts: &Cohorts, now: u32, age: u32) -> f64 {
+/// Windows from which on what is live is old: twice the residence time.
+fn old_age(weighed: &Weighed, trend: &Trend) -> u32 {
+    let age = if weighed.queues() { trend.windows() / 8 } else { weighed.residence * 2 };
+    age.max(2)
+}
+
+/// Windows since growth began.
+fn reach_of(history: &History, trend: &Trend) -> u32 {
     let idle = history.windows.saturating_sub(history.active);
-    let reach = trend.windows().saturating_add(idle).saturating_add(2);
-    old_bytes(cohorts, now, age, reach) as f64 / trend.growth().max(1.0)
+    trend.windows().saturating_add(idle).saturating_add(2)
 }
 
 fn grows(config: &VerdictConfig, trend: &Trend) -> bool {
@@ -318,7 +331,7 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
             missing.push(Missing::Few(trend.objects_last - trend.objects_first));
         }
         (true, Some(share), _) if share < weighed.old_enough() => missing.push(Missing::Old(share)),
-        // Of kernel memory and of sums it is not known how old is what is live.
+        // Of sums, and of kernel memory that lives for long, it is not known how old it is.
         (true, None, _) if !trend.rises_in(MOST_WINDOWS) => {
             missing.push(Missing::Few(trend.objects_last - trend.objects_first));
         }
@@ -369,6 +382,7 @@ pub(super) fn look(sample: &crate::ledger::RowSample<'_>) -> Look {
         freed: sample.freed,
         ages: sample.ages,
         old_bytes: None,
+        live_ages: sample.live_ages,
         first_ns: sample.first_ns,
     }
 }

@@ -37,6 +37,7 @@ fn sample(row: u64, now_ns: u64) -> RowSample<'static> {
         freed: Amount { count: count / 2, bytes: count * 4_096 },
         ages: [count / 2; AGE_CLASSES],
         cohorts: None,
+        live_ages: None,
         first_ns: SECOND,
         frozen: false,
     }

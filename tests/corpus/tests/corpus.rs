@@ -35,6 +35,9 @@ impl Watcher for Digest {
             Record::Free(free) => (free.header.time_ns, [5, free.id, free.bytes]),
             Record::Tick { now_ns } => (*now_ns, [6, 0, 0]),
             Record::Observation { now_ns, .. } => (*now_ns, [7, 0, 0]),
+            Record::AccountAges(ages) => {
+                (ages.header.time_ns, [9, ages.bytes.iter().sum(), u64::from(ages.slot)])
+            }
             _ => (self.last_ns, [8, 0, 0]),
         };
         assert!(time_ns >= self.last_ns, "records come in the order of time: {record:?}");

@@ -35,7 +35,8 @@ use super::{
 };
 
 /// Programs that user space runs.
-const RUN_PROGRAMS: [&str; 4] = ["mt_flush", "mt_scan_ages", "mt_sweep", "mt_adjust"];
+const RUN_PROGRAMS: [&str; 5] =
+    ["mt_flush", "mt_scan_ages", "mt_send_ages", "mt_sweep", "mt_adjust"];
 /// Process events, always attached.
 const LIFECYCLE: [(&str, &str); 4] = [
     ("mt_task_free", "sched_process_free"),
@@ -240,7 +241,8 @@ mod tests {
         tracer.load_uprobe("mt_call_return").unwrap();
         tracer.attach_kernel(&options).unwrap();
         tracer.flush().unwrap();
-        tracer.scan_ages().unwrap();
+        assert_eq!(tracer.scan_ages(0).unwrap(), 0);
+        assert!(tracer.send_ages().unwrap());
         tracer.sweep(77).unwrap();
         tracer.trace(std::process::id()).unwrap();
         assert_eq!(tracer.loss().unwrap().len(), LossCause::ALL.len());

@@ -24,12 +24,23 @@ impl Tracer {
         Ok(self.run("mt_flush", &[])? == 0)
     }
 
-    /// Has the kernel side find the oldest live object of each account.
+    /// Has the kernel side find the oldest live object of each account, and sum live bytes by age
+    /// of those that hold at least `min_bytes` (`u64::MAX`: of none). How many of these found no
+    /// room for it.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn scan_ages(&mut self) -> Result<(), TracerError> {
-        self.run("mt_scan_ages", &[]).map(drop)
+    pub fn scan_ages(&mut self, min_bytes: u64) -> Result<u32, TracerError> {
+        self.run("mt_scan_ages", &[min_bytes])
+    }
+
+    /// Has the kernel side send what the last scan summed; whether the ring buffer took all of
+    /// it. If not, it goes on where it is called again.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn send_ages(&mut self) -> Result<bool, TracerError> {
+        Ok(self.run("mt_send_ages", &[])? == 0)
     }
 
     /// Clears a closed address space out of the live map.

@@ -24,6 +24,7 @@ fn run(rule: &mut dyn Rule, seconds: u64, level: impl Fn(u64) -> u64) -> Verdict
             freed: Amount::default(),
             ages: [0; AGE_CLASSES],
             cohorts: None,
+            live_ages: None,
             first_ns: 0,
             frozen: false,
         };

@@ -1,5 +1,6 @@
 //! Sites: where a process takes memory, and the truth about them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use memtrace_common::{Account, AccountKey, Context, Domain, FunctionId, KMALLOC, ProcessEntry};
@@ -85,6 +86,8 @@ pub struct Site {
     pub(super) stack: Arc<[u64]>,
     pub(super) account: Account,
     pub(super) changed: bool,
+    /// Live bytes by the second in which they were taken, of a kernel site.
+    pub(super) live: BTreeMap<u64, u64>,
     /// The name of its stack, until it has been told.
     pub(super) label: Option<StackLabel>,
 }
@@ -160,6 +163,7 @@ impl Site {
             account: Account { key, slot, ..Account::default() },
             code,
             changed: false,
+            live: BTreeMap::new(),
             label: Some(label),
         }
     }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use memtrace_common::{
-    AGE_CLASSES, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader, Totals, TotalsKey,
+    AGE_CLASSES, AccountAgesRecord, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader,
+    Totals, TotalsKey,
 };
 use memtrace_daemon::record::{
     Call, HostMemory, Observation, Parent, ProcessMemory, Record, Stage,
@@ -16,6 +17,10 @@ use super::{Block, Event, SECOND, World};
 
 /// Length of age class 0, ns: a window of the engine.
 const AGE_NS: u64 = 10 * SECOND;
+/// How often ages are told, seconds: once a window.
+const WINDOW: u64 = 10;
+/// Sites that hold less are not told of: a quarter of what is judged.
+const AGES_FROM_BYTES: u64 = 256 << 10;
 /// How often the host's figures are told, seconds.
 const OBSERVE: u64 = 10;
 /// What the slab holds that nobody traces, bytes.
@@ -141,6 +146,12 @@ impl World {
             observe(Observation::Loss(counters));
         }
         out.push(Record::Tick { now_ns });
+        // The first tick begins a window of the engine, which ends ten ticks later.
+        if second % WINDOW == 1 && second > 1 {
+            let old = sites.iter().filter(|site| site.live_bytes >= AGES_FROM_BYTES);
+            let kernel = old.filter(|site| site.kind == Kind::Kernel);
+            out.extend(kernel.map(|site| Record::AccountAges(ages(site, now_ns))));
+        }
     }
 }
 
@@ -150,19 +161,50 @@ fn book(site: &mut Site, amount: Amount, free: bool, at_ns: u64, born_ns: u64) {
     site.changed = true;
     if free {
         account.freed = account.freed.saturating_add(amount);
-        let windows = at_ns.saturating_sub(born_ns) / AGE_NS;
-        let class = windows.checked_ilog2().map_or(0, |class| class as usize + 1);
-        if let Some(ages) = account.ages.get_mut(class.min(AGE_CLASSES - 1)) {
+        if let Some(ages) = account.ages.get_mut(class(at_ns.saturating_sub(born_ns))) {
             *ages += amount.count;
+        }
+        let second = born_ns / SECOND;
+        if let Some(live) = site.live.get_mut(&second) {
+            *live = live.saturating_sub(amount.bytes);
+            if *live == 0 {
+                site.live.remove(&second);
+            }
         }
         return;
     }
+    *site.live.entry(at_ns / SECOND).or_default() += amount.bytes;
     account.seen = account.seen.saturating_add(amount);
     account.allocated = account.allocated.saturating_add(amount);
     account.last_ns = at_ns;
     if account.first_ns == 0 {
         account.first_ns = at_ns;
     }
+}
+
+/// The class of an age.
+fn class(age_ns: u64) -> usize {
+    let class = (age_ns / AGE_NS).checked_ilog2().map_or(0, |class| class as usize + 1);
+    class.min(AGE_CLASSES - 1)
+}
+
+/// How old what is live at a kernel site is.
+fn ages(site: &Site, now_ns: u64) -> AccountAgesRecord {
+    let mut ages = AccountAgesRecord {
+        header: RecordHeader { kind: 0, length: 0, time_ns: now_ns },
+        key: site.account.key,
+        slot: site.account.slot,
+        first_ns: site.account.first_ns,
+        scanned_ns: now_ns,
+        ..AccountAgesRecord::default()
+    };
+    for (second, bytes) in &site.live {
+        let age_ns = now_ns.saturating_sub((second + 1) * SECOND);
+        if let Some(sum) = ages.bytes.get_mut(class(age_ns)) {
+            *sum += bytes;
+        }
+    }
+    ages
 }
 
 fn freed(key: TotalsKey, block: &Block, at_ns: u64) -> FreeRecord {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use memtrace_common::bytemuck::{AnyBitPattern, Zeroable, cast_slice, pod_read_unaligned};
 use memtrace_common::{
-    FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, ProcessEntry,
-    RecordHeader, Totals, TotalsKey,
+    Account, FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES, MAX_USER_FRAMES,
+    ProcessEntry, RecordHeader, Totals, TotalsKey,
 };
 use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
@@ -82,6 +82,11 @@ fn call(bits: Bits) -> impl Strategy<Value = Box<Call>> {
     )
 }
 
+/// An account without the kernel side's own note of a scan, which is not recorded.
+fn told(account: Account) -> Account {
+    Account { age_row: 0, ..account }
+}
+
 fn sample(bits: Bits) -> impl Strategy<Value = Box<KernelSampleRecord>> {
     let kernel = prop::collection::vec(any::<u64>(), 0..=MAX_KERNEL_FRAMES);
     let user = prop::collection::vec(any::<u64>(), 0..=MAX_USER_FRAMES);
@@ -95,7 +100,7 @@ fn sample(bits: Bits) -> impl Strategy<Value = Box<KernelSampleRecord>> {
         .prop_map(|(header, account, (weight, tgid, tid), kernel, user)| {
             let mut sample = Box::new(KernelSampleRecord {
                 header,
-                account,
+                account: told(account),
                 weight,
                 tgid,
                 tid,
@@ -211,7 +216,7 @@ pub(super) fn record(bits: Bits) -> impl Strategy<Value = Record> {
     prop_oneof![
         (number64(bits), pod(bits)).prop_map(|(time_ns, entry)| Record::Process { time_ns, entry }),
         (number64(bits), pod(bits))
-            .prop_map(|(time_ns, account)| Record::Account { time_ns, account }),
+            .prop_map(|(time_ns, account)| Record::Account { time_ns, account: told(account) }),
         sample(bits).prop_map(Record::KernelSample),
         (number64(bits), pod(bits), pod(bits)).prop_map(|(time_ns, key, totals)| Record::Totals {
             time_ns,
@@ -226,6 +231,7 @@ pub(super) fn record(bits: Bits) -> impl Strategy<Value = Record> {
         number64(bits).prop_map(|now_ns| Record::Tick { now_ns }),
         (number64(bits), observation(bits))
             .prop_map(|(now_ns, observation)| Record::Observation { now_ns, observation }),
+        pod(bits).prop_map(Record::AccountAges),
     ]
 }
 
@@ -256,6 +262,7 @@ pub(super) fn number(record: &Record) -> u8 {
             }
             10
         }
+        Record::AccountAges(_) => 11,
     }
 }
 
@@ -319,5 +326,6 @@ pub(super) fn each() -> Vec<Record> {
     ];
     let now_ns = 5;
     let observed = observations.map(|observation| Record::Observation { now_ns, observation });
-    records.into_iter().chain(observed).collect()
+    let ages = Record::AccountAges(Zeroable::zeroed());
+    records.into_iter().chain(observed).chain([ages]).collect()
 }
