@@ -26,12 +26,14 @@ const MESSAGES: u64 = 1_000;
 /// A window of a second: class 0 ends at 2^29 ns.
 const AGE_SHIFT: u32 = 29;
 
-type Ages = HashMap<(AccountKey, u64), Vec<AccountAgesRecord>>;
+type Key = (AccountKey, u64);
+type Ages = HashMap<Key, Vec<AccountAgesRecord>>;
+type Accounts = HashMap<Key, Account>;
 
 /// What a recording says of ages, and the last state of each account.
-fn told(file: &Path) -> Result<(Ages, HashMap<(AccountKey, u64), Account>)> {
+fn told(file: &Path) -> Result<(Ages, Accounts)> {
     let mut recording = Recording::open(BufReader::new(File::open(file)?))?;
-    let (mut ages, mut accounts) = (Ages::new(), HashMap::new());
+    let (mut ages, mut accounts) = (Ages::new(), Accounts::new());
     while let Some(part) = recording.next_part()? {
         match part {
             Part::Record(Record::AccountAges(told)) => {
