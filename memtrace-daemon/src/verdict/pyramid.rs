@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 const FINE: usize = 72;
 /// Entries of each coarser tier.
 const COARSE: usize = 40;
+/// Windows that room is made for at a time: a deque that doubles leaves half of its room unused.
+const ROOM: usize = 8;
 /// Windows in one entry of the second tier, and in one entry of the third before it widens.
 const WIDTHS: [u32; 3] = [1, 8, 64];
 
@@ -109,18 +111,24 @@ impl Tier {
         }
         self.pending = None;
         self.pending_windows = 0;
+        if self.windows.len() == self.windows.capacity() {
+            let room = capacity.saturating_sub(self.windows.len());
+            self.windows.reserve_exact(room.clamp(1, ROOM));
+        }
         self.windows.push_back(pending.window());
     }
 
     /// Joins neighbours, so that the whole life stays.
     fn widen(&mut self) {
-        let windows = std::mem::take(&mut self.windows);
-        let mut windows = windows.into_iter();
-        while let Some(first) = windows.next() {
-            let first = Joined::of(first);
-            let joined = windows.next().map_or(first, |second| first.join(Joined::of(second)));
-            self.windows.push_back(joined.window());
+        let length = self.windows.len();
+        for (to, from) in (0..length).step_by(2).enumerate() {
+            let Some(first) = self.windows.get(from).copied().map(Joined::of) else { break };
+            let second = self.windows.get(from + 1).copied().map(Joined::of);
+            if let Some(place) = self.windows.get_mut(to) {
+                *place = second.map_or(first, |second| first.join(second)).window();
+            }
         }
+        self.windows.truncate(length.div_ceil(2));
         self.width = self.width.saturating_mul(2);
     }
 }
