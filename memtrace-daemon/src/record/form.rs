@@ -1,6 +1,12 @@
 //! How the parts of a record are serialised that serde would not do, or not so that a recording
 //! lasts.
 
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserializer;
+use serde::de::{Error, SeqAccess, Visitor};
+
 /// A value with the names of its fields and variants, as JSON within the bytes around it: fields
 /// and variants can be added without making older recordings unreadable. For what is rare.
 pub(super) mod named {
@@ -35,15 +41,49 @@ pub(super) mod named {
     }
 }
 
+/// Return addresses, without a list that is copied into another: there are some with each call.
+pub(super) fn addresses<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Arc<[u64]>, D::Error> {
+    /// Most stacks are not deeper.
+    const FEW: usize = 64;
+
+    struct Addresses;
+    impl<'de> Visitor<'de> for Addresses {
+        type Value = Arc<[u64]>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("return addresses")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut few = [0; FEW];
+            let mut used = 0;
+            for place in &mut few {
+                let Some(address) = seq.next_element()? else {
+                    return Ok(few.get(..used).unwrap_or_default().into());
+                };
+                *place = address;
+                used += 1;
+            }
+            let mut many = few.to_vec();
+            while let Some(address) = seq.next_element()? {
+                many.push(address);
+            }
+            Ok(many.into())
+        }
+    }
+    deserializer.deserialize_seq(Addresses)
+}
+
 /// A stack sample without the places for frames that it does not use.
 pub(super) mod sample {
-    use std::fmt;
-
     use memtrace_common::{
         Account, KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, RecordHeader,
     };
-    use serde::de::{Error as _, SeqAccess, Visitor};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde::{Deserialize, Serialize, Serializer};
+
+    use super::{Deserializer, Error as _, SeqAccess, Visitor, fmt};
 
     /// As it is written, and read: frames are a slice there and their places here.
     #[derive(Serialize, Deserialize)]
