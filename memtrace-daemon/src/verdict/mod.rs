@@ -25,6 +25,7 @@ mod sums;
 mod tests;
 mod trend;
 mod weigh;
+mod windows;
 mod words;
 
 pub use config::{DomainConfig, VerdictConfig};

@@ -1,14 +1,12 @@
 //! What is remembered of one subject: the floors of its windows, fine for minutes, coarser for
 //! hours and days, in bounded memory.
 
-use std::collections::VecDeque;
+use super::windows::Windows;
 
 /// Windows of the finest tier: 12 minutes of 10 s each.
 const FINE: usize = 72;
 /// Entries of each coarser tier.
 const COARSE: usize = 40;
-/// Windows that room is made for at a time: a deque that doubles leaves half of its room unused.
-const ROOM: usize = 8;
 /// Windows in one entry of the second tier, and in one entry of the third before it widens.
 const WIDTHS: [u32; 3] = [1, 8, 64];
 
@@ -47,7 +45,7 @@ impl Rough {
 
 /// Windows that are being joined; not rough yet, or many small counts would be lost.
 #[derive(Clone, Copy, Debug)]
-struct Joined {
+pub(super) struct Joined {
     floor: u64,
     objects: u32,
     allocations: f32,
@@ -55,12 +53,12 @@ struct Joined {
 }
 
 impl Joined {
-    fn of(window: Window) -> Self {
+    pub(super) fn of(window: Window) -> Self {
         let Window { floor, objects, allocations, work } = window;
         Self { floor, objects, allocations: allocations.value(), work: work.value() }
     }
 
-    fn join(self, later: Self) -> Self {
+    pub(super) fn join(self, later: Self) -> Self {
         Self {
             floor: self.floor.min(later.floor),
             objects: self.objects.min(later.objects),
@@ -69,7 +67,7 @@ impl Joined {
         }
     }
 
-    fn window(self) -> Window {
+    pub(super) fn window(self) -> Window {
         let Self { floor, objects, allocations, work } = self;
         Window { floor, objects, allocations: Rough::of(allocations), work: Rough::of(work) }
     }
@@ -78,7 +76,7 @@ impl Joined {
 /// Windows of one width, oldest first.
 #[derive(Debug)]
 pub(super) struct Tier {
-    pub(super) windows: VecDeque<Window>,
+    pub(super) windows: Windows,
     /// Base windows in one entry.
     pub(super) width: u32,
     pending: Option<Joined>,
@@ -87,7 +85,7 @@ pub(super) struct Tier {
 
 impl Tier {
     const fn new(width: u32) -> Self {
-        Self { windows: VecDeque::new(), width, pending: None, pending_windows: 0 }
+        Self { windows: Windows::new(), width, pending: None, pending_windows: 0 }
     }
 
     fn push(&mut self, window: Window, capacity: usize, widens: bool) {
@@ -111,24 +109,12 @@ impl Tier {
         }
         self.pending = None;
         self.pending_windows = 0;
-        if self.windows.len() == self.windows.capacity() {
-            let room = capacity.saturating_sub(self.windows.len());
-            self.windows.reserve_exact(room.clamp(1, ROOM));
-        }
-        self.windows.push_back(pending.window());
+        self.windows.push(pending.window(), capacity);
     }
 
     /// Joins neighbours, so that the whole life stays.
     fn widen(&mut self) {
-        let length = self.windows.len();
-        for (to, from) in (0..length).step_by(2).enumerate() {
-            let Some(first) = self.windows.get(from).copied().map(Joined::of) else { break };
-            let second = self.windows.get(from + 1).copied().map(Joined::of);
-            if let Some(place) = self.windows.get_mut(to) {
-                *place = second.map_or(first, |second| first.join(second)).window();
-            }
-        }
-        self.windows.truncate(length.div_ceil(2));
+        self.windows.halve();
         self.width = self.width.saturating_mul(2);
     }
 }
@@ -179,7 +165,7 @@ mod tests {
         assert_eq!(fine.windows.back().map(|window| window.floor), Some(99_999));
         assert_eq!(middle.windows.len(), COARSE);
         assert_eq!(middle.windows.back().map(|window| window.floor), Some(99_992));
-        assert_eq!(coarse.windows.front().map(|window| window.floor), Some(0), "the beginning");
+        assert_eq!(coarse.windows.get(0).map(|window| window.floor), Some(0), "the beginning");
         assert!(coarse.windows.len() * coarse.width as usize > 90_000);
         let sum: f64 = coarse.windows.iter().map(|window| window.allocations.get()).sum();
         assert!((sum / 200_000.0 - 1.0).abs() < 0.1, "{sum}");
