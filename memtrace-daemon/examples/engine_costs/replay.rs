@@ -9,6 +9,7 @@ use memtrace_daemon::host::clock;
 use memtrace_daemon::intake::recording::{Part, Recorder, Recording};
 use memtrace_daemon::intake::{Item, decode};
 use memtrace_daemon::record::Record;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::world::{Draft, World};
 
@@ -17,7 +18,7 @@ const RATE_BUDGET: f64 = 1e6;
 /// Passes over the drafts that are recorded, a tick after each.
 const PASSES: u32 = 40;
 /// Replays; the fastest counts.
-const REPLAYS: u32 = 3;
+const REPLAYS: u32 = 10;
 /// How long the thread that writes is left behind after a pass: it shares the CPU with this one.
 const REST: Duration = Duration::from_millis(20);
 
@@ -35,21 +36,27 @@ pub fn replay() -> anyhow::Result<()> {
         let mut best = Duration::MAX;
         for _ in 0..REPLAYS {
             let mut world = World::new();
-            let begin = Instant::now();
+            let begin = processor_time()?;
             ensure!(feed(&mut world, &file)? == records, "records are missing");
-            best = best.min(begin.elapsed());
+            best = best.min(processor_time()?.saturating_sub(begin));
         }
         let rate = f64::from(records) / best.as_secs_f64();
         println!(
-            "  {name:32}{:8.2} million records/s   ×{:.2} of 1; {:.1} bytes a record; recording \
-             costs the engine {:.0} ns a record",
+            "  {name:32}{:8.2} million records/s   ×{:.2} of 1, {}; {:.1} bytes a record; \
+             recording costs the engine {:.0} ns a record",
             rate / 1e6,
             rate / RATE_BUDGET,
+            if rate > RATE_BUDGET { "holds" } else { "BELOW" },
             file.len() as f64 / f64::from(records),
             record_time.as_secs_f64() * 1e9 / f64::from(records),
         );
     }
     Ok(())
+}
+
+/// Time on a CPU that this thread has had: what others do on a shared machine is not in it.
+fn processor_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::ThreadCPUTime).try_into()?)
 }
 
 /// The records of all passes, how many, and the time that handing them over took.

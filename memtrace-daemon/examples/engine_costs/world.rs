@@ -28,8 +28,17 @@ const LIVE: u64 = 4;
 /// Frames of each site, where nothing else is asked for.
 const FRAMES: usize = 16;
 const SECOND: u64 = 1_000_000_000;
-/// Ticks after which every window of the verdicts' history is full.
-const OLD_SECONDS: u64 = 600;
+/// Bytes of an object, and of one where every site is to be large enough for a history.
+const SMALL: u64 = 1 << 10;
+const LARGE: u64 = 1 << 20;
+/// Ticks after which the widest tier of a history has had as many windows as it holds: 40 times
+/// 64. Each ends one, however long it was.
+const OLD_TICKS: u64 = 2_600;
+/// Between these ticks. So far apart that cohorts of single windows lie in as many spans as
+/// there can be.
+const OLD_STEP: u64 = 300 * SECOND;
+/// Ticks from one call at each call site to the next.
+const CALL_EVERY: u64 = 3;
 
 /// A call and its return addresses.
 pub struct CallBytes {
@@ -64,23 +73,34 @@ pub struct World {
     next_id: u64,
     function: u16,
     frames: usize,
+    /// Of an object.
+    bytes: u64,
 }
 
 impl World {
     /// Books of all processes and sites.
     pub fn new() -> Self {
-        Self::with_frames(FRAMES)
+        Self::with(FRAMES, SMALL)
     }
 
     /// The same with stacks of this many frames.
     pub fn with_frames(frames: usize) -> Self {
+        Self::with(frames, SMALL)
+    }
+
+    /// The same with sites that are all large enough to be judged.
+    pub fn of_large_sites() -> Self {
+        Self::with(FRAMES, LARGE)
+    }
+
+    fn with(frames: usize, bytes: u64) -> Self {
         let domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
         let config = CoreConfig { domains, ..CoreConfig::default() };
         let functions = catalog::library_functions();
         let function = functions.iter().find(|function| function.symbol == "cudaMalloc");
         let function = function.map_or(0, |function| function.id);
         let mut world =
-            Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function, frames };
+            Self { core: Core::new(config), now_ns: SECOND, next_id: 1, function, frames, bytes };
         for serial in 1..=PROCESSES {
             world.begin(serial);
         }
@@ -109,29 +129,76 @@ impl World {
         }
         for site in 0..CALL_SITES {
             for _ in 0..LIVE {
-                let call = self.call(serial, site);
-                let mut bytes = Vec::new();
-                call.write(&mut bytes);
-                let Ok((_, Item::Record(record))) = decode(&bytes) else {
-                    unreachable!("a record of our own, and a walk is no copy")
-                };
-                self.tell(&record);
+                self.tell_call(serial, site);
             }
         }
         let count = u64::from(CALL_SITES) * LIVE;
-        let amount = Amount { count, bytes: count << 10 };
+        let amount = self.amount(count);
         let totals = Totals { seen: amount, allocated: amount, ..Totals::default() };
         let key = TotalsKey { space: serial, function: u32::from(self.function) };
         self.tell(&Record::Totals { time_ns: self.now_ns, key, totals });
     }
 
-    /// Lets time pass until every history is full.
-    pub fn grow_old(&mut self) {
-        for _ in 0..OLD_SECONDS {
-            self.now_ns += SECOND;
+    /// Lets days pass in which every site is used, and holds what it held, until all tiers of
+    /// all histories and all cohorts are as large as they get. How many days.
+    pub fn grow_old(&mut self) -> f64 {
+        let begin_ns = self.now_ns;
+        let mut calls: Vec<u64> = Vec::new();
+        for tick in 1..=OLD_TICKS {
+            self.now_ns += OLD_STEP;
             let now_ns = self.now_ns;
+            for (serial, site) in each_site(ACCOUNTS) {
+                let mut account = self.account(serial, site, LIVE + tick);
+                account.freed = self.amount(tick);
+                account.ages = [tick, 0, 0, 0, 0, 0, 0, 0];
+                self.tell(&Record::Account { time_ns: now_ns, account });
+            }
+            if tick.is_multiple_of(CALL_EVERY) {
+                let before = std::mem::take(&mut calls);
+                for (serial, site) in each_site(CALL_SITES) {
+                    calls.push(self.tell_call(serial, site));
+                }
+                for (id, (space, _)) in before.into_iter().zip(each_site(CALL_SITES)) {
+                    self.tell(&Record::Free(self.free(id, space)));
+                }
+            }
             self.tell(&Record::Tick { now_ns });
         }
+        (self.now_ns - begin_ns) as f64 / 86_400e9
+    }
+
+    /// Tells of an allocation at a call site; its id.
+    fn tell_call(&mut self, serial: u32, site: u32) -> u64 {
+        let call = self.call(serial, site);
+        let mut bytes = Vec::new();
+        call.write(&mut bytes);
+        let Ok((_, Item::Record(record))) = decode(&bytes) else {
+            unreachable!("a record of our own, and a walk is no copy")
+        };
+        self.tell(&record);
+        call.call.id
+    }
+
+    fn free(&self, id: u64, space: u32) -> FreeRecord {
+        FreeRecord {
+            header: header::<FreeRecord>(RecordKind::Free, self.now_ns),
+            id,
+            bytes: self.bytes,
+            space,
+            function: u32::from(self.function),
+            reason: FreeReason::Freed as u32,
+            tid: 1_000 + space,
+        }
+    }
+
+    fn amount(&self, count: u64) -> Amount {
+        Amount { count, bytes: count * self.bytes }
+    }
+
+    fn account(&self, serial: u32, site: u32, count: u64) -> Account {
+        let mut account = account(serial, site);
+        grow(&mut account, self.amount(count));
+        account
     }
 
     /// Applies a record, and names at once the stacks that it asks for.
@@ -147,16 +214,7 @@ impl World {
         each_site(CALL_SITES)
             .map(|(serial, site)| {
                 let bytes = self.call(serial, site);
-                let call = bytes.call;
-                let free = FreeRecord {
-                    header: header::<FreeRecord>(RecordKind::Free, self.now_ns),
-                    id: call.id,
-                    bytes: call.bytes,
-                    space: call.space,
-                    function: call.function,
-                    reason: FreeReason::Freed as u32,
-                    tid: call.tid,
-                };
+                let free = self.free(bytes.call.id, serial);
                 Draft::Call(Box::new((bytes, free)))
             })
             .collect()
@@ -169,7 +227,7 @@ impl World {
                 let header = header::<AccountRecord>(RecordKind::Account, self.now_ns);
                 Draft::Account(Box::new(AccountRecord {
                     header,
-                    account: account(serial, site, LIVE),
+                    account: self.account(serial, site, LIVE),
                 }))
             })
             .collect()
@@ -190,7 +248,7 @@ impl World {
     /// counters, since the books pass over what they have seen. Gives their number as well.
     pub fn encoded(&mut self, drafts: &mut [Draft]) -> (u32, Vec<u8>) {
         self.now_ns += 1_000_000;
-        let count = self.now_ns / 1_000_000;
+        let amount = self.amount(self.now_ns / 1_000_000);
         let (mut records, mut bytes) = (0, Vec::new());
         for draft in drafts {
             match draft {
@@ -203,11 +261,11 @@ impl World {
                     records += 1;
                 }
                 Draft::Account(record) => {
-                    grow(&mut record.account, count);
+                    grow(&mut record.account, amount);
                     bytes.extend_from_slice(bytes_of(record.as_ref()));
                 }
                 Draft::Sample(record) => {
-                    grow(&mut record.account, count);
+                    grow(&mut record.account, amount);
                     bytes.extend_from_slice(bytes_of(record.as_ref()));
                 }
             }
@@ -224,7 +282,7 @@ impl World {
             header,
             id: self.next_id,
             pointer: self.next_id << 12,
-            bytes: 1 << 10,
+            bytes: self.bytes,
             space: serial,
             function: u32::from(self.function),
             tgid: 1_000 + serial,
@@ -240,7 +298,7 @@ impl World {
 
     fn fill_sample(&self, sample: &mut KernelSampleRecord, serial: u32, site: u32, count: u64) {
         sample.header = header::<KernelSampleRecord>(RecordKind::KernelSample, self.now_ns);
-        sample.account = account(serial, site, count);
+        sample.account = self.account(serial, site, count);
         sample.tgid = 1_000 + serial;
         sample.kernel_frames = self.frames as u32;
         fill(sample.kernel.iter_mut().take(self.frames), 0xffff_ffff_8100_0000, 0, site);
@@ -256,21 +314,19 @@ fn header<T>(kind: RecordKind, time_ns: u64) -> RecordHeader {
     RecordHeader { kind: kind as u32, length: size_of::<T>() as u32, time_ns }
 }
 
-fn account(serial: u32, site: u32, count: u64) -> Account {
+fn account(serial: u32, site: u32) -> Account {
     let mut frames = [0];
     fill(frames.iter_mut(), 0xffff_ffff_8100_0000, 0, site);
     let [call_site] = frames;
     let context_and_function = AccountKey::pack(Context::Process, KMALLOC);
     let key = AccountKey { call_site, detail: 0, serial, context_and_function };
     let slot = serial * ACCOUNTS + site;
-    let mut account = Account { key, slot, sampled: 1, first_ns: SECOND, ..Account::default() };
-    grow(&mut account, count);
-    account
+    Account { key, slot, sampled: 1, first_ns: SECOND, ..Account::default() }
 }
 
-fn grow(account: &mut Account, count: u64) {
-    account.seen = Amount { count, bytes: count << 10 };
-    account.allocated = account.seen;
+fn grow(account: &mut Account, amount: Amount) {
+    account.seen = amount;
+    account.allocated = amount;
 }
 
 /// Return addresses that differ near the allocator and meet farther out, as those of one

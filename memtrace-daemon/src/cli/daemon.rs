@@ -232,7 +232,7 @@ mod tests {
         let verdict = verdict(&config.verdict, VerdictConfig::default());
         assert!(verdict.known_sites.contains(&0xff));
         assert_eq!(verdict.min_bytes_of(Domain::Cuda), 16 << 20);
-        assert_eq!(verdict.min_age_ns_of(Domain::Cuda), 5_000_000_000);
+        assert_eq!(verdict.within(Domain::Cuda).min_age_ns(), 5_000_000_000);
         assert_eq!(verdict.min_bytes_of(Domain::Kernel), 1 << 20);
         assert_eq!(verdict.confidence_to_report_of(Domain::Kernel), 0.9);
         assert_eq!(verdict.confidence_to_report_of(Domain::Cuda), 0.5);

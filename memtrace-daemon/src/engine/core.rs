@@ -120,6 +120,12 @@ impl Core {
         self.verdicts.said(each);
     }
 
+    /// How many rows, processes and services have a history.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.verdicts.watched()
+    }
+
     /// Records that can change the books, so far. Where this stands still a picture differs
     /// from the one before by the host's memory and by ages only.
     #[must_use]

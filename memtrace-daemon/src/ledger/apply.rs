@@ -1,5 +1,7 @@
 //! Records into the books, one kind at a time.
 
+use std::borrow::Cow;
+
 use memtrace_common::{Account, Context, KernelSampleRecord};
 
 use super::accounts::{Accepted, Holder, StackSample};
@@ -162,9 +164,9 @@ fn used(frames: &[u64], count: u32) -> &[u64] {
 
 /// A kernel stack from the call site outwards: what lies before is the tracer's own and the
 /// allocator's.
-fn from_call_site(frames: &[u64], call_site: u64) -> Vec<u64> {
+fn from_call_site(frames: &[u64], call_site: u64) -> Cow<'_, [u64]> {
     match frames.iter().position(|address| *address == call_site) {
-        Some(position) => frames.get(position..).unwrap_or_default().to_vec(),
+        Some(position) => frames.get(position..).unwrap_or_default().into(),
         // Not in the stack (inlined, or cut): it is still where the allocator returns to.
         None => std::iter::once(call_site).chain(frames.iter().copied()).collect(),
     }
@@ -176,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_kernel_stack_begins_at_its_call_site() {
-        assert_eq!(from_call_site(&[1, 2, 3, 4], 3), [3, 4]);
-        assert_eq!(from_call_site(&[1, 2], 9), [9, 1, 2]);
-        assert_eq!(from_call_site(&[], 9), [9]);
+        assert_eq!(*from_call_site(&[1, 2, 3, 4], 3), [3, 4]);
+        assert_eq!(*from_call_site(&[1, 2], 9), [9, 1, 2]);
+        assert_eq!(*from_call_site(&[], 9), [9]);
     }
 }

@@ -5,8 +5,6 @@
 //! residence time, load loses them at once. Bounded memory, whatever the rate; never a part of
 //! the books' equation.
 
-use std::collections::VecDeque;
-
 /// Spans of one width before two of them are joined.
 const OF_ONE_WIDTH: usize = 4;
 /// Spans get no wider than 2^this windows: what is older is one cohort.
@@ -30,17 +28,20 @@ pub struct Cohort {
 /// The cohorts of one site, oldest first. Windows without allocations have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cohorts {
-    spans: VecDeque<Cohort>,
+    spans: Vec<Cohort>,
 }
 
 impl Cohorts {
     /// An object came in `window`. Windows come in order, but for records that are late: these
     /// go to the cohort that was there.
     pub(super) fn allocated(&mut self, window: u32, bytes: u64) {
-        let newest = self.spans.back().map(|cohort| cohort.start + (cohort.width - 1));
+        let newest = self.spans.last().map(|cohort| cohort.start + (cohort.width - 1));
         if newest.is_none_or(|newest| newest < window) {
             let cohort = Cohort { start: window, width: 1, allocated: 0, live: 0, live_bytes: 0 };
-            self.spans.push_back(cohort);
+            if self.spans.len() == self.spans.capacity() {
+                self.spans.reserve_exact(OF_ONE_WIDTH);
+            }
+            self.spans.push(cohort);
             self.join(window);
         }
         if let Some(cohort) = self.of(window) {
@@ -85,7 +86,7 @@ impl Cohorts {
             width *= 2;
         }
         // What is older than everything that is told apart is one cohort.
-        while let (Some(first), Some(second)) = (self.spans.front(), self.spans.get(1))
+        while let (Some(first), Some(second)) = (self.spans.first(), self.spans.get(1))
             && now.saturating_sub(second.start) > 4 << WIDEST
         {
             let width = second.start + second.width - first.start;

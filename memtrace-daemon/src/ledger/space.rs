@@ -4,6 +4,8 @@
 //! Totals are the authority. Allocations say which site; where their records were lost, the
 //! difference is the row `unattributed`, and it is never negative.
 
+use std::collections::hash_map::Entry;
+
 use memtrace_common::{AGE_CLASSES, Amount, FreeReason, FunctionId, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -123,6 +125,10 @@ impl Sum {
     }
 }
 
+fn sum(sums: &[(FunctionId, Sum)], function: FunctionId) -> Option<&Sum> {
+    sums.iter().find(|(of, _)| *of == function).map(|(_, sum)| sum)
+}
+
 /// What is remembered of an id that left the books.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClosedCall {
@@ -145,13 +151,18 @@ impl Space {
     /// have heard of since then is in them.
     pub fn totals(&self) -> impl Iterator<Item = (FunctionId, Totals)> {
         let sums = self.sums();
+        let told: Vec<_> = self
+            .totals
+            .iter()
+            .map(|(function, totals)| {
+                (*function, self.lift(*function, totals, sum(&sums, *function)))
+            })
+            .collect();
         let nothing = Totals::default();
-        let functions: FxHashSet<FunctionId> =
-            self.totals.keys().chain(sums.keys()).copied().collect();
-        functions.into_iter().map(move |function| {
-            let totals = self.totals.get(&function).unwrap_or(&nothing);
-            (function, self.lift(function, totals, sums.get(&function)))
-        })
+        let untold = sums.into_iter().filter(|(function, _)| !self.totals.contains_key(function));
+        let untold = untold
+            .map(move |(function, sum)| (function, self.lift(function, &nothing, Some(&sum))));
+        told.into_iter().chain(untold)
     }
 
     /// Totals, and what the sites know beyond them.
@@ -168,11 +179,17 @@ impl Space {
         lifted
     }
 
-    /// Sums over the sites by function.
-    fn sums(&self) -> FxHashMap<FunctionId, Sum> {
-        let mut sums: FxHashMap<FunctionId, Sum> = FxHashMap::default();
+    /// Sums over the sites by function. A process uses few functions: a list is faster than a
+    /// table, and this is asked for of every space once a second.
+    fn sums(&self) -> Vec<(FunctionId, Sum)> {
+        let mut sums: Vec<(FunctionId, Sum)> = Vec::new();
         for site in &self.sites {
-            let sum = sums.entry(site.function).or_default();
+            let at = sums.iter().position(|(function, _)| *function == site.function);
+            let at = at.unwrap_or_else(|| {
+                sums.push((site.function, Sum::default()));
+                sums.len() - 1
+            });
+            let Some((_, sum)) = sums.get_mut(at) else { continue };
             sum.allocated = sum.allocated.saturating_add(site.allocated);
             sum.freed = sum.freed.saturating_add(site.freed);
             sum.freed_unseen = sum.freed_unseen.saturating_add(site.freed_unseen);
@@ -233,8 +250,9 @@ impl Space {
             .totals
             .iter()
             .map(|(function, totals)| {
-                let totals = self.lift(*function, totals, sums.get(function));
-                let explained = sums.get(function).copied().unwrap_or_default();
+                let sum = sum(&sums, *function);
+                let totals = self.lift(*function, totals, sum);
+                let explained = sum.copied().unwrap_or_default();
                 let allocated = totals.allocated.saturating_sub(explained.allocated);
                 let live = totals.live().saturating_sub(explained.live());
                 let gap = Gap {
@@ -273,24 +291,22 @@ impl Space {
         bytes: u64,
         time_ns: u64,
     ) -> bool {
-        if self.live.contains_key(&id) {
-            return false;
-        }
-        let position = self.position(function, stack, time_ns);
         let window = self.window(time_ns);
+        let Entry::Vacant(entry) = self.live.entry(id) else { return false };
+        let position = position(&mut self.sites, &mut self.index, (function, stack), time_ns);
         if let Some(site) = self.sites.get_mut(position) {
             site.allocated = site.allocated.saturating_add(Amount { count: 1, bytes });
             site.first_ns = site.first_ns.min(time_ns);
             site.cohorts.allocated(window, bytes);
         }
-        self.live.insert(id, LiveCall { site: position, bytes, time_ns });
+        entry.insert(LiveCall { site: position, bytes, time_ns });
         self.heard(function);
         true
     }
 
     /// Books a failed call at its site.
     pub(super) fn fail(&mut self, function: FunctionId, stack: StackKey, time_ns: u64) {
-        let position = self.position(function, stack, time_ns);
+        let position = position(&mut self.sites, &mut self.index, (function, stack), time_ns);
         if let Some(site) = self.sites.get_mut(position) {
             site.failures += 1;
         }
@@ -390,25 +406,31 @@ impl Space {
     pub(super) fn free_missing_awaited(&mut self, next_id: u64, ids: &[u64], read_ns: u64) {
         self.waiting.free_missing(next_id, ids, read_ns);
     }
+}
 
-    fn position(&mut self, function: FunctionId, stack: StackKey, time_ns: u64) -> usize {
-        *self.index.entry((function, stack)).or_insert_with(|| {
-            self.sites.push(CallSite {
-                function,
-                stack,
-                allocated: Amount::default(),
-                freed: Amount::default(),
-                freed_unseen: Amount::default(),
-                failures: 0,
-                oldest_ns: None,
-                first_ns: time_ns,
-                low_bytes: 0,
-                ages: [0; AGE_CLASSES],
-                cohorts: Cohorts::default(),
-            });
-            self.sites.len() - 1
-        })
-    }
+/// The position of a site, of a new one where it is new.
+fn position(
+    sites: &mut Vec<CallSite>,
+    index: &mut FxHashMap<(FunctionId, StackKey), usize>,
+    (function, stack): (FunctionId, StackKey),
+    time_ns: u64,
+) -> usize {
+    *index.entry((function, stack)).or_insert_with(|| {
+        sites.push(CallSite {
+            function,
+            stack,
+            allocated: Amount::default(),
+            freed: Amount::default(),
+            freed_unseen: Amount::default(),
+            failures: 0,
+            oldest_ns: None,
+            first_ns: time_ns,
+            low_bytes: 0,
+            ages: [0; AGE_CLASSES],
+            cohorts: Cohorts::default(),
+        });
+        sites.len() - 1
+    })
 }
 
 /// Class 0 is below a window, class n below 2^n windows, the last one is open.

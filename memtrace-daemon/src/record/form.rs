@@ -1,6 +1,12 @@
 //! How the parts of a record are serialised that serde would not do, or not so that a recording
 //! lasts.
 
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserializer;
+use serde::de::{Error, SeqAccess, Visitor};
+
 /// A value with the names of its fields and variants, as JSON within the bytes around it: fields
 /// and variants can be added without making older recordings unreadable. For what is rare.
 pub(super) mod named {
@@ -35,24 +41,93 @@ pub(super) mod named {
     }
 }
 
+/// Return addresses, without a list that is copied into another: there are some with each call.
+pub(super) fn addresses<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Arc<[u64]>, D::Error> {
+    /// Most stacks are not deeper.
+    const FEW: usize = 64;
+
+    struct Addresses;
+    impl<'de> Visitor<'de> for Addresses {
+        type Value = Arc<[u64]>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("return addresses")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut few = [0; FEW];
+            let mut used = 0;
+            for place in &mut few {
+                let Some(address) = seq.next_element()? else {
+                    return Ok(few.get(..used).unwrap_or_default().into());
+                };
+                *place = address;
+                used += 1;
+            }
+            let mut many = few.to_vec();
+            while let Some(address) = seq.next_element()? {
+                many.push(address);
+            }
+            Ok(many.into())
+        }
+    }
+    deserializer.deserialize_seq(Addresses)
+}
+
 /// A stack sample without the places for frames that it does not use.
 pub(super) mod sample {
-    use std::borrow::Cow;
+    use memtrace_common::{
+        Account, KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, RecordHeader,
+    };
+    use serde::{Deserialize, Serialize, Serializer};
 
-    use memtrace_common::bytemuck::Zeroable;
-    use memtrace_common::{Account, KernelSampleRecord, RecordHeader};
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use super::{Deserializer, Error as _, SeqAccess, Visitor, fmt};
 
+    /// As it is written, and read: frames are a slice there and their places here.
     #[derive(Serialize, Deserialize)]
-    struct Form<'a> {
+    struct Form<K, U> {
         header: RecordHeader,
         account: Account,
         weight: u64,
         tgid: u32,
         tid: u32,
-        kernel: Cow<'a, [u64]>,
-        user: Cow<'a, [u64]>,
+        kernel: K,
+        user: U,
+    }
+
+    /// Frames in their places, without a list in between.
+    struct Frames<const PLACES: usize> {
+        places: [u64; PLACES],
+        used: u32,
+    }
+
+    impl<'de, const PLACES: usize> Deserialize<'de> for Frames<PLACES> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Fill<const PLACES: usize>;
+            impl<'de, const PLACES: usize> Visitor<'de> for Fill<PLACES> {
+                type Value = Frames<PLACES>;
+
+                fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    write!(formatter, "at most {PLACES} frames")
+                }
+
+                fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                    let mut frames = Frames { places: [0; PLACES], used: 0 };
+                    let mut places = frames.places.iter_mut();
+                    while let Some(frame) = seq.next_element()? {
+                        let place = places.next();
+                        let place =
+                            place.ok_or_else(|| A::Error::invalid_length(PLACES + 1, &self))?;
+                        *place = frame;
+                        frames.used += 1;
+                    }
+                    Ok(frames)
+                }
+            }
+            deserializer.deserialize_seq(Fill)
+        }
     }
 
     pub fn serialize<S: Serializer>(
@@ -76,8 +151,8 @@ pub(super) mod sample {
             weight: *weight,
             tgid: *tgid,
             tid: *tid,
-            kernel: Cow::Borrowed(used(kernel, *kernel_frames)),
-            user: Cow::Borrowed(used(user, *user_frames)),
+            kernel: used(kernel, *kernel_frames),
+            user: used(user, *user_frames),
         }
         .serialize(serializer)
     }
@@ -85,34 +160,31 @@ pub(super) mod sample {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Box<KernelSampleRecord>, D::Error> {
-        let Form { header, account, weight, tgid, tid, kernel, user } =
-            Form::deserialize(deserializer)?;
-        let mut sample = Box::new(KernelSampleRecord {
+        let Form::<Frames<MAX_KERNEL_FRAMES>, Frames<MAX_USER_FRAMES>> {
             header,
             account,
             weight,
             tgid,
             tid,
-            ..KernelSampleRecord::zeroed()
-        });
-        sample.kernel_frames = fill(&mut sample.kernel, &kernel).map_err(D::Error::custom)?;
-        sample.user_frames = fill(&mut sample.user, &user).map_err(D::Error::custom)?;
-        Ok(sample)
+            kernel,
+            user,
+        } = Form::deserialize(deserializer)?;
+        Ok(Box::new(KernelSampleRecord {
+            header,
+            account,
+            weight,
+            tgid,
+            tid,
+            kernel_frames: kernel.used,
+            user_frames: user.used,
+            kernel: kernel.places,
+            user: user.places,
+        }))
     }
 
     /// The frames that are used.
     fn used(frames: &[u64], number: u32) -> &[u64] {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         frames.get(..number).unwrap_or(frames)
-    }
-
-    /// Puts frames into their places; their number.
-    fn fill(places: &mut [u64], frames: &[u64]) -> Result<u32, String> {
-        let deepest = places.len();
-        let places = places
-            .get_mut(..frames.len())
-            .ok_or_else(|| format!("{} frames, and {deepest} at most", frames.len()))?;
-        places.copy_from_slice(frames);
-        u32::try_from(frames.len()).map_err(|error| error.to_string())
     }
 }

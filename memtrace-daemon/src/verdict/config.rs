@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_common::Domain;
+use rustc_hash::FxHashMap;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -104,12 +105,6 @@ impl VerdictConfig {
         self.min_bytes as f64 / 4.0
     }
 
-    /// Age at which a site of this domain is judged, ns.
-    #[must_use]
-    pub fn min_age_ns_of(&self, domain: Domain) -> u64 {
-        nanoseconds(self.of(domain).min_age_seconds.unwrap_or(self.min_age_seconds))
-    }
-
     /// Sites of this domain that are smaller are not judged, bytes.
     #[must_use]
     pub fn min_bytes_of(&self, domain: Domain) -> u64 {
@@ -152,6 +147,26 @@ impl VerdictConfig {
 
     fn of(&self, domain: Domain) -> DomainConfig {
         self.domains.get(&domain).copied().unwrap_or_default()
+    }
+}
+
+/// The numbers as they are in each domain, so that a look at a row need not put them together.
+#[derive(Clone, Debug)]
+pub(super) struct Numbers {
+    /// Where a domain has none of its own.
+    pub(super) everywhere: VerdictConfig,
+    domains: FxHashMap<Domain, VerdictConfig>,
+}
+
+impl Numbers {
+    pub(super) fn new(everywhere: VerdictConfig) -> Self {
+        let own = everywhere.domains.keys().map(|domain| (*domain, everywhere.within(*domain)));
+        Self { domains: own.collect(), everywhere }
+    }
+
+    /// Those of one domain.
+    pub(super) fn within(&self, domain: Domain) -> &VerdictConfig {
+        self.domains.get(&domain).unwrap_or(&self.everywhere)
     }
 }
 
@@ -206,7 +221,7 @@ mod tests {
              domain.kernel = { min_age_seconds = 3.0 }",
         );
         let of = |domain| {
-            let age_ns = config.min_age_ns_of(domain);
+            let age_ns = config.within(domain).min_age_ns();
             (config.min_bytes_of(domain), age_ns, config.confidence_to_report_of(domain))
         };
         assert_eq!(of(Domain::Cuda), (7, 2_000_000_000, 0.9));

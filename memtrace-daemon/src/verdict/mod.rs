@@ -26,6 +26,7 @@ mod sums;
 mod tests;
 mod trend;
 mod weigh;
+mod windows;
 mod words;
 
 pub use config::{DomainConfig, VerdictConfig};
@@ -44,6 +45,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::ledger::{Cohorts, FoldedKey, RowKey, RowSample};
 use crate::snapshot::Verdict;
+use config::Numbers;
 use history::{History, Look};
 use scratch::Scratch;
 use sums::Sums;
@@ -55,10 +57,9 @@ const WATCH_SHARE: u64 = 4;
 /// The histories of all subjects that are large enough to matter, and what follows from them.
 #[derive(Debug)]
 pub struct Verdicts {
-    config: VerdictConfig,
-    /// The same as it is in single domains, where anything is otherwise there.
-    within: FxHashMap<Domain, VerdictConfig>,
-    subjects: FxHashMap<Subject, History>,
+    numbers: Numbers,
+    /// Boxed: what a table keeps free for growth would be half as many histories again.
+    subjects: FxHashMap<Subject, Box<History>>,
     sums: Sums,
     surroundings: Surroundings,
     window_start_ns: Option<u64>,
@@ -74,10 +75,8 @@ impl Verdicts {
     /// No history yet.
     #[must_use]
     pub fn new(config: VerdictConfig) -> Self {
-        let domains: Vec<Domain> = config.domains.keys().copied().collect();
         Self {
-            within: domains.into_iter().map(|domain| (domain, config.within(domain))).collect(),
-            config,
+            numbers: Numbers::new(config),
             subjects: FxHashMap::default(),
             sums: Sums::default(),
             surroundings: Surroundings::default(),
@@ -97,8 +96,8 @@ impl Verdicts {
     }
 
     fn judge_subject(&self, subject: &Subject, row: &RowFacts<'_>) -> Judgement {
-        let history = self.subjects.get(subject);
-        let config = self.within.get(&judge::domain(subject)).unwrap_or(&self.config);
+        let history = self.subjects.get(subject).map(|history| &**history);
+        let config = self.numbers.within(judge::domain(subject));
         judge::judge(config, &self.surroundings, subject, history, row)
     }
 
@@ -165,7 +164,7 @@ impl Verdicts {
 
     /// Takes a look at a row.
     fn look_at_row(&mut self, now_ns: u64, sample: &RowSample<'_>) {
-        let window = judge::window_of(&self.config, now_ns);
+        let window = judge::window_of(&self.numbers.everywhere, now_ns);
         self.sums.add(sample, self.round, (self.tick == 0).then_some(window));
         let cohorts = sample.cohorts.map(|cohorts| (cohorts, window));
         let subject = Subject::Row(sample.key);
@@ -182,9 +181,9 @@ impl Verdicts {
         cohorts: Option<(&Cohorts, u32)>,
         frozen: bool,
     ) {
-        let Self { config, within, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
+        let Self { numbers, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
         let domain = judge::domain(&subject);
-        let config = within.get(&domain).unwrap_or(config);
+        let config = numbers.within(domain);
         let history = match subjects.entry(subject) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(_) if frozen || look.live.bytes < config.min_bytes / WATCH_SHARE => {
@@ -195,7 +194,7 @@ impl Verdicts {
                 let mut history =
                     History::new(config, now_ns, owner, look, surroundings.of(domain), slot);
                 history.sum = !matches!(subject, Subject::Row(_));
-                new.insert(history)
+                new.insert(Box::new(history))
             }
         };
         history.round = *round;
@@ -233,10 +232,10 @@ impl Verdicts {
     }
 
     fn end_window(&mut self, now_ns: u64) {
-        let Self { config, within, subjects, sums, round, .. } = self;
+        let Self { numbers, subjects, sums, round, .. } = self;
         sums.end_window(*round);
         subjects.retain(|subject, history| {
-            let config = within.get(&judge::domain(subject)).unwrap_or(config);
+            let config = numbers.within(judge::domain(subject));
             let watch_bytes = config.min_bytes / WATCH_SHARE;
             if history.round != *round {
                 return false;
@@ -261,7 +260,7 @@ impl Rule for Verdicts {
         rows(&mut |sample| self.look_at_row(now_ns, sample));
         self.look_at_sums(now_ns);
         self.tick += 1;
-        if now_ns.saturating_sub(start_ns) >= self.config.window_ns() {
+        if now_ns.saturating_sub(start_ns) >= self.numbers.everywhere.window_ns() {
             self.end_window(now_ns);
             self.windows += 1;
             self.window_start_ns = Some(now_ns);

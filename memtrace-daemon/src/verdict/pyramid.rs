@@ -1,7 +1,7 @@
 //! What is remembered of one subject: the floors of its windows, fine for minutes, coarser for
 //! hours and days, in bounded memory.
 
-use std::collections::VecDeque;
+use super::windows::Windows;
 
 /// Windows of the finest tier: 12 minutes of 10 s each.
 const FINE: usize = 72;
@@ -45,7 +45,7 @@ impl Rough {
 
 /// Windows that are being joined; not rough yet, or many small counts would be lost.
 #[derive(Clone, Copy, Debug)]
-struct Joined {
+pub(super) struct Joined {
     floor: u64,
     objects: u32,
     allocations: f32,
@@ -53,12 +53,12 @@ struct Joined {
 }
 
 impl Joined {
-    fn of(window: Window) -> Self {
+    pub(super) fn of(window: Window) -> Self {
         let Window { floor, objects, allocations, work } = window;
         Self { floor, objects, allocations: allocations.value(), work: work.value() }
     }
 
-    fn join(self, later: Self) -> Self {
+    pub(super) fn join(self, later: Self) -> Self {
         Self {
             floor: self.floor.min(later.floor),
             objects: self.objects.min(later.objects),
@@ -67,7 +67,7 @@ impl Joined {
         }
     }
 
-    fn window(self) -> Window {
+    pub(super) fn window(self) -> Window {
         let Self { floor, objects, allocations, work } = self;
         Window { floor, objects, allocations: Rough::of(allocations), work: Rough::of(work) }
     }
@@ -76,7 +76,7 @@ impl Joined {
 /// Windows of one width, oldest first.
 #[derive(Debug)]
 pub(super) struct Tier {
-    pub(super) windows: VecDeque<Window>,
+    pub(super) windows: Windows,
     /// Base windows in one entry.
     pub(super) width: u32,
     pending: Option<Joined>,
@@ -85,7 +85,7 @@ pub(super) struct Tier {
 
 impl Tier {
     const fn new(width: u32) -> Self {
-        Self { windows: VecDeque::new(), width, pending: None, pending_windows: 0 }
+        Self { windows: Windows::new(), width, pending: None, pending_windows: 0 }
     }
 
     fn push(&mut self, window: Window, capacity: usize, widens: bool) {
@@ -109,18 +109,12 @@ impl Tier {
         }
         self.pending = None;
         self.pending_windows = 0;
-        self.windows.push_back(pending.window());
+        self.windows.push(pending.window(), capacity);
     }
 
     /// Joins neighbours, so that the whole life stays.
     fn widen(&mut self) {
-        let windows = std::mem::take(&mut self.windows);
-        let mut windows = windows.into_iter();
-        while let Some(first) = windows.next() {
-            let first = Joined::of(first);
-            let joined = windows.next().map_or(first, |second| first.join(Joined::of(second)));
-            self.windows.push_back(joined.window());
-        }
+        self.windows.halve();
         self.width = self.width.saturating_mul(2);
     }
 }
@@ -171,7 +165,7 @@ mod tests {
         assert_eq!(fine.windows.back().map(|window| window.floor), Some(99_999));
         assert_eq!(middle.windows.len(), COARSE);
         assert_eq!(middle.windows.back().map(|window| window.floor), Some(99_992));
-        assert_eq!(coarse.windows.front().map(|window| window.floor), Some(0), "the beginning");
+        assert_eq!(coarse.windows.get(0).map(|window| window.floor), Some(0), "the beginning");
         assert!(coarse.windows.len() * coarse.width as usize > 90_000);
         let sum: f64 = coarse.windows.iter().map(|window| window.allocations.get()).sum();
         assert!((sum / 200_000.0 - 1.0).abs() < 0.1, "{sum}");

@@ -177,7 +177,7 @@ fn along(tier: &Tier, before: usize, envelope: &[f64], scratch: &mut Scratch) ->
 }
 
 /// Compares the thirds of a rise: is it straight, is it load, are there more objects?
-fn thirds<'a, W: Iterator<Item = &'a Window>>(
+fn thirds<W: Iterator<Item = Window>>(
     trend: &mut Trend,
     rise: &[f64],
     windows: impl Fn() -> W,

@@ -12,6 +12,7 @@ mod format;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod wire;
 mod writer;
 
 pub use format::{MAGIC, VERSION};

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use bytes::Buf;
 
 use super::format::{CHECKSUM, HEAD, Head, Kind, LONGEST, MAGIC, VERSION};
+use super::wire;
 use crate::record::{Anchor, Record};
 
 /// Why a file cannot be replayed, to be said behind its name.
@@ -141,7 +142,7 @@ impl<R: Read> Recording<R> {
         loop {
             let rest = self.frame.content.get(self.frame.taken..).unwrap_or_default();
             if !rest.is_empty() {
-                return match postcard::take_from_bytes(rest) {
+                return match wire::take(rest) {
                     Ok((record, rest)) => {
                         self.frame.taken = self.frame.content.len() - rest.len();
                         Ok(Part::Record(record))

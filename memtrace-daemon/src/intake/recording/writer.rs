@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::BufMut;
 use postcard::ser_flavors::Flavor;
 use tokio::sync::oneshot;
 
@@ -24,7 +24,7 @@ const WAITING: usize = 16 << 20;
 /// The engine's end.
 #[derive(Debug)]
 pub struct Recorder {
-    batch: BytesMut,
+    batch: Vec<u8>,
     /// Records in the batch.
     records: u64,
     /// Records dropped that the file does not tell of yet.
@@ -42,7 +42,7 @@ pub struct Recorder {
 /// What the thread is given to write.
 #[derive(Debug)]
 enum Piece {
-    Records { bytes: Bytes, records: u64 },
+    Records { bytes: Vec<u8>, records: u64 },
     Gap(u64),
     End(Anchor),
 }
@@ -97,7 +97,7 @@ impl Recorder {
             std::thread::Builder::new().name("mt-recorder".into()).spawn(work)?
         };
         let recorder = Self {
-            batch: BytesMut::new(),
+            batch: Vec::new(),
             records: 0,
             missing: 0,
             dropped: false,
@@ -160,10 +160,11 @@ impl Recorder {
         }
         if self.records > 0 {
             let records = mem::take(&mut self.records);
-            let bytes = self.batch.split().freeze();
+            // A batch ends with the record that makes it full.
+            let next = Vec::with_capacity(BATCH + BATCH / 16);
+            let bytes = mem::replace(&mut self.batch, next);
             self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
             self.send(Piece::Records { bytes, records });
-            self.batch.reserve(BATCH);
         }
     }
 
@@ -174,20 +175,26 @@ impl Recorder {
 }
 
 /// Where records are serialised to.
-struct Batch<'a>(&'a mut BytesMut);
+struct Batch<'a>(&'a mut Vec<u8>);
 
 impl Flavor for Batch<'_> {
     type Output = ();
 
+    #[inline]
     fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.try_extend(&[byte])
+        if self.0.len() >= LONGEST {
+            return Err(postcard::Error::SerializeBufferFull);
+        }
+        self.0.push(byte);
+        Ok(())
     }
 
+    #[inline]
     fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
         if self.0.len().saturating_add(bytes.len()) > LONGEST {
             return Err(postcard::Error::SerializeBufferFull);
         }
-        self.0.put_slice(bytes);
+        self.0.extend_from_slice(bytes);
         Ok(())
     }
 

@@ -1,0 +1,71 @@
+//! What the books hold once they are as large as they get: histories of every site, process and
+//! service, all tiers and cohorts full; and the kernel's maps.
+
+use anyhow::bail;
+use memtrace_daemon::attach::memory::{BUDGET_BYTES, plan, possible_cpus, total_bytes};
+use memtrace_daemon::attach::object::OBJECT;
+use memtrace_daemon::attach::options::Sizes;
+
+use crate::memory::{anonymous, mebibytes};
+use crate::world::{PROCESSES, SITES, World, setting};
+
+/// Anonymous memory of the daemon.
+const ANONYMOUS_BAR: u64 = 64 << 20;
+/// Of it: all histories together.
+const HISTORIES_BAR: u64 = 40 << 20;
+
+/// Prints what is held, and what the kernel's maps are planned to take.
+///
+/// # Errors
+///
+/// When something is above its bar.
+pub fn memory() -> anyhow::Result<()> {
+    let before = anonymous()?;
+    let mut world = World::of_large_sites();
+    let young = anonymous()?;
+    let days = world.grow_old();
+    let old = anonymous()?;
+    // What is published, and the next one while readers still hold it.
+    let pictures = [0, 1].map(|_| world.core.snapshot(world.now_ns, &setting()));
+    let with_pictures = anonymous()?;
+    println!(
+        "anonymous memory, {SITES} sites in {PROCESSES} processes, after {days:.1} days in which \
+         all of them were used"
+    );
+    let mut over = Vec::new();
+    let mut row = |name: &str, bytes: u64, bar: Option<u64>| {
+        print!("  {name:32}{:8.1} MiB", mebibytes(bytes));
+        if let Some(bar) = bar {
+            let word = if bytes <= bar { "holds" } else { "OVER" };
+            print!("   ×{:.2} of {}, {word}", bytes as f64 / bar as f64, bar >> 20);
+            if bytes > bar {
+                let (took, bar) = (mebibytes(bytes), bar >> 20);
+                over.push(format!("{name}: {took:.1} MiB, the bar is {bar} MiB"));
+            }
+        }
+        println!();
+    };
+    row("books, names", young.saturating_sub(before), None);
+    let subjects = world.core.watched();
+    row("histories", old.saturating_sub(young), Some(HISTORIES_BAR));
+    row("two snapshots", with_pictures.saturating_sub(old), None);
+    row("this process", with_pictures, Some(ANONYMOUS_BAR));
+    println!(
+        "  {subjects} subjects have a history; symbols and the server take memory of their own"
+    );
+    drop(pictures);
+
+    let cpus = possible_cpus()?;
+    let plan = plan(OBJECT, &Sizes::default(), cpus)?;
+    println!("kernel maps, {cpus} possible CPUs");
+    let mut largest: Vec<_> = plan.iter().map(|map| (map.bytes(cpus), &map.name)).collect();
+    largest.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    for (bytes, name) in largest.iter().take(6) {
+        row(name, *bytes, None);
+    }
+    row("all maps", total_bytes(&plan, cpus), Some(BUDGET_BYTES));
+    if !over.is_empty() {
+        bail!("{}", over.join("; "));
+    }
+    Ok(())
+}
