@@ -153,7 +153,7 @@ impl Verdicts {
     /// Rows of a domain that hold less have no history, bytes.
     #[must_use]
     pub fn watch_bytes(&self, domain: Domain) -> u64 {
-        self.config.min_bytes_of(domain) / WATCH_SHARE
+        self.numbers.within(domain).min_bytes / WATCH_SHARE
     }
 
     /// How many subjects have a history.
