@@ -30,6 +30,8 @@ pub(super) struct Trend {
     /// the process has other work: 1 is straight.
     pub(super) by_time: Option<f64>,
     pub(super) by_work: Option<f64>,
+    /// By how much `by_time` may differ by chance: its standard error, from how much steps differ.
+    pub(super) by_chance: f64,
     /// New maxima, and base windows since the last one.
     pub(super) maxima: u32,
     pub(super) rest: u32,
@@ -193,6 +195,7 @@ fn thirds<W: Iterator<Item = Window>>(
     let [Some(a), Some(b), Some(c)] = levels else { return };
     let [_, second, last] = parts.map(|from| from as f64);
     trend.by_time = ratio((c - b) / (last - second), (b - a) / second);
+    trend.by_chance = standard_error(rise, [b - a, c - b], second);
     let worked_until =
         |until: usize| windows().take(until).map(|window| window.work.get()).sum::<f64>();
     let [x, y, z] = parts.map(|from| worked_until(from + third / 2));
@@ -226,6 +229,19 @@ fn thirds<W: Iterator<Item = Window>>(
     };
     trend.objects_first = objects(0);
     trend.objects_last = objects(rise.len() - third);
+}
+
+/// Of the quotient of growth over two spans of so many steps each, where steps come at random.
+fn standard_error(rise: &[f64], [middle, late]: [f64; 2], span: f64) -> f64 {
+    let steps = || rise.windows(2).filter_map(|pair| Some(pair.last()? - pair.first()?));
+    let count = rise.len().saturating_sub(1).max(1) as f64;
+    let mean = steps().sum::<f64>() / count;
+    let variance = steps().map(|step| (step - mean).powi(2)).sum::<f64>() / count;
+    if middle <= 0.0 {
+        return 0.0;
+    }
+    let quotient = late / middle;
+    (variance * span).sqrt() / middle * quotient.mul_add(quotient, 1.0).sqrt()
 }
 
 /// Late growth over early growth; growth out of nothing is no slowing down.

@@ -29,8 +29,9 @@ const LARGER: f64 = 1.3;
 const STRAIGHT_IN_STEPS: f64 = 0.5;
 /// And by this part of what live memory has grown by.
 const AS_LARGE: f64 = 0.3;
-/// Growth may seem to slow down by chance by so much at most.
-const BY_CHANCE: f64 = 0.25;
+/// Growth may seem to slow down by chance by so many standard errors, and by so much at most.
+const DEVIATIONS: f64 = 1.0;
+const BY_CHANCE: f64 = 0.35;
 /// Points that it takes to say of a longer time that growth slowed down.
 const STRAIGHT_POINTS: u32 = 9;
 /// Load, and what is freed beside it, count as unchanged up to this factor.
@@ -196,7 +197,8 @@ pub(super) fn weigh(
                 .more_old_bytes()
                 .filter(|_| residence <= super::sums::OLD / 2)
                 .map(|old| old as f64 / trend.growth().max(1.0)),
-            // Of kernel memory by classes of age.
+            // Of kernel memory by classes of age, too coarse for what waits in a queue.
+            None if weighed.queues() => None,
             None => {
                 let age = old_age(&weighed, &trend);
                 let old = history.old.more(age, reach_of(history, &trend));
@@ -280,7 +282,7 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
     let longer = config.leak_windows * 13 / 10;
     let few = |trend: Trend| !weighed.turns_over && trend.maxima * 2 < trend.windows();
     let windows = if weighed.trend.is_some_and(few) { longer } else { windows };
-    let residence = weighed.residence.saturating_mul(3);
+    let residence = weighed.residence.saturating_mul(2);
     if weighed.queues() { windows.max(residence.min(longer)) } else { windows.max(residence) }
 }
 
@@ -356,11 +358,15 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
 }
 
 /// By how much late over middle growth may be smaller by chance, where it is known that what is
-/// live is older than what is freed: what is kept comes at random (Poisson).
+/// live is older than what is freed.
 fn by_chance(weighed: &Weighed, trend: &Trend) -> f64 {
     let known = weighed.turns_over && weighed.old_share.is_some() && !weighed.sum;
-    let a_third = (trend.objects_last - trend.objects_first).max(1.0) / 2.0;
-    if known { (2.0 / a_third).sqrt().min(BY_CHANCE) } else { 0.0 }
+    // Over hours there are points enough, and a queue may be full soon.
+    if known && trend.width == 1 && !weighed.queues() {
+        (trend.by_chance * DEVIATIONS).min(BY_CHANCE)
+    } else {
+        0.0
+    }
 }
 
 /// At first a curve must be nearly straight; the longer it has been seen the less so.
