@@ -58,13 +58,11 @@ pub(super) fn addresses<'de, D: Deserializer<'de>>(
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut few = [0; FEW];
-            let mut used = 0;
-            for place in &mut few {
+            for (used, place) in few.iter_mut().enumerate() {
                 let Some(address) = seq.next_element()? else {
                     return Ok(few.get(..used).unwrap_or_default().into());
                 };
                 *place = address;
-                used += 1;
             }
             let mut many = few.to_vec();
             while let Some(address) = seq.next_element()? {
