@@ -38,7 +38,7 @@ fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict 
     if distrusted {
         return Verdict::Unreliable;
     }
-    let patience = history.patience(config);
+    let patience = history.patience_to_say(config);
     let weighed = &history.weighed;
     if history.verdict == Verdict::Leak {
         let kept = history.last_floor().saturating_sub(history.leak_from);

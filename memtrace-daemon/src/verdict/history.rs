@@ -345,6 +345,12 @@ impl History {
         config.plateau_windows.max(residence).max(self.usual_steps())
     }
 
+    /// The same before it is said: what comes in rarer steps may still be news when it comes, but
+    /// meanwhile it rests.
+    pub(super) fn patience_to_say(&self, config: &VerdictConfig) -> u32 {
+        self.patience(config).min(config.leak_windows.saturating_mul(3) / 2)
+    }
+
     /// The same before a leak is believed to be over: two whole residence times, twice.
     pub(super) fn patience_of_leak(&self, config: &VerdictConfig) -> u32 {
         let residence = self.weighed.residence.saturating_mul(2);
