@@ -103,8 +103,10 @@ fn one_leak_among_50_000_stacks_is_found_exact_and_within_bounds() -> Result<()>
         by("frame_pointers"),
         dump.losses(),
     );
+    // Programs on kmalloc and kfree are skipped where an interrupt meets them.
+    let expected = ["stack_budget", "recursion"];
     let unexpected: Vec<_> =
-        dump.losses().into_iter().filter(|(cause, _)| *cause != "stack_budget").collect();
+        dump.losses().into_iter().filter(|(cause, _)| !expected.contains(cause)).collect();
     ensure!(unexpected.is_empty(), "lost: {unexpected:?}");
     ensure!(by("walk") > 0, "the kernel side walked no stack");
     ensure!(anonymous < MOST_KIB, "{anonymous} KiB of anonymous memory");
