@@ -71,7 +71,7 @@ pub enum PointerClass {
 
 /// Groups of functions for folding nested calls; the value is a bit.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// The CUDA runtime library.
     CudaRuntime = 1,
