@@ -21,7 +21,7 @@ pub enum FunctionKind {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeRule {
-    /// No size (a free).
+    /// No size: a free, or what is only counted.
     None = 0,
     /// Argument `a`.
     Argument = 1,
@@ -29,6 +29,22 @@ pub enum SizeRule {
     Product = 2,
     /// The 8 bytes that argument `a` points to, read at return, × argument `b`.
     ProductAtReturn = 3,
+    /// As of `f(pitched *out, extent)`: the pitch behind the pointer in `*out`, read at return, ×
+    /// height × depth of an extent that is passed in memory.
+    PitchedExtent = 4,
+    /// As of `f(out, channels *, width, height)`: an array by its geometry and its texels. This and
+    /// what follows reads the description that argument 1 points to.
+    ChannelArray = 5,
+    /// As of `f(out, channels *, extent, flags)`, the extent passed in memory.
+    ChannelExtent = 6,
+    /// As of `f(out, channels *, extent, levels, flags)`.
+    ChannelMipmap = 7,
+    /// As of `f(out, array_descriptor *)`.
+    ArrayDescriptor = 8,
+    /// As of `f(out, array3d_descriptor *)`.
+    Array3dDescriptor = 9,
+    /// As of `f(out, array3d_descriptor *, levels)`.
+    MipmapDescriptor = 10,
 }
 
 /// Where the pointer is: of what was given, or of what is to be freed.
@@ -39,7 +55,7 @@ pub enum PointerRule {
     Return = 1,
     /// The 8 bytes that an argument points to, read at return.
     OutParameter = 2,
-    /// An argument itself (a free).
+    /// An argument itself: of a free, or of memory that its owner already had.
     Argument = 3,
 }
 
@@ -67,6 +83,12 @@ pub enum PointerClass {
     Heap = 3,
     /// Anonymous mappings.
     Mmap = 4,
+    /// Host memory that was page-locked where it was.
+    Registered = 5,
+    /// Arrays and mipmapped arrays, by handle.
+    Array = 6,
+    /// Device memory of other processes, mapped here. Opened again, it is one more reference.
+    Ipc = 7,
 }
 
 /// Groups of functions for folding nested calls; the value is a bit.
@@ -81,6 +103,10 @@ pub enum Family {
     Heap = 4,
     /// Anonymous mappings.
     Mmap = 8,
+    /// The HIP runtime library.
+    Hip = 16,
+    /// Functions that the configuration declares.
+    Declared = 32,
 }
 
 /// How the generic programs read a call of one function.
@@ -109,8 +135,11 @@ pub struct FunctionSpec {
     pub family: u8,
     /// Families whose calls, nested in a call of this one, fold into it when the pointer is the same.
     pub folds: u8,
+    /// 1 where memory that is given again is one more reference to it, and leaves the books when
+    /// it was taken back as often.
+    pub counted: u8,
     /// Always 0.
-    pub reserved: [u8; 5],
+    pub reserved: [u8; 4],
 }
 assert_size!(FunctionSpec, 16);
 

@@ -18,6 +18,7 @@ mod call_books;
 mod copy;
 mod emit;
 mod flush;
+mod geometry;
 mod globals;
 mod inflight;
 mod kmem;

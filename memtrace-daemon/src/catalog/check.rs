@@ -93,6 +93,9 @@ fn class(pointers: &str) -> Result<u8, String> {
     match pointers {
         "device" => Ok(PointerClass::Device as u8),
         "pinned" => Ok(PointerClass::Pinned as u8),
+        "registered" => Ok(PointerClass::Registered as u8),
+        "array" => Ok(PointerClass::Array as u8),
+        "ipc" => Ok(PointerClass::Ipc as u8),
         _ => Err(format!("no pointers `{pointers}`")),
     }
 }
@@ -107,10 +110,12 @@ fn allocator(row: &AllocatorRow, library: Library, class: u8) -> Result<Function
         SizeForm::Pitched(form) => {
             (SizeRule::ProductAtReturn, argument(form.pitch)?, argument(form.height)?)
         }
+        SizeForm::Named(name) => (name.rule(), 0, 0),
     };
     let (pointer_rule, pointer_argument) = match row.pointer {
         PointerForm::Named(_) => (PointerRule::Return, 0),
         PointerForm::Out(form) => (PointerRule::OutParameter, argument(form.out)?),
+        PointerForm::Argument(form) => (PointerRule::Argument, argument(form.argument)?),
     };
     let success = match (pointer_rule, row.success) {
         (PointerRule::Return, None) => Success::NonNull,
@@ -120,7 +125,7 @@ fn allocator(row: &AllocatorRow, library: Library, class: u8) -> Result<Function
                 "{symbol}: it returns a pointer, so no status: success = \"zero\""
             ));
         }
-        (PointerRule::OutParameter, Some(SuccessForm::NotNull)) => {
+        (_, Some(SuccessForm::NotNull)) if pointer_rule != PointerRule::Return => {
             return Err(format!("{symbol}: it returns no pointer: success = \"not_null\""));
         }
         (_, Some(form)) => form.success(),
@@ -137,6 +142,7 @@ fn allocator(row: &AllocatorRow, library: Library, class: u8) -> Result<Function
         success: success as u8,
         family: library.family as u8,
         folds: folds(library.family),
+        counted: u8::from(class == PointerClass::Ipc as u8),
         ..FunctionSpec::default()
     })
 }
@@ -153,6 +159,7 @@ fn free(row: &FreeRow, library: Library, class: u8) -> Result<FunctionSpec, Stri
         success: row.success.unwrap_or(SuccessForm::Zero).success() as u8,
         family: library.family as u8,
         folds: folds(library.family),
+        counted: u8::from(class == PointerClass::Ipc as u8),
         ..FunctionSpec::default()
     })
 }
@@ -196,6 +203,15 @@ const fn folds(family: Family) -> u8 {
         }
         Family::CudaDriver => Family::CudaDriver as u8 | Family::Mmap as u8,
         Family::Heap => Family::Heap as u8 | Family::Mmap as u8,
+        Family::Hip => Family::Hip as u8 | Family::Mmap as u8,
+        Family::Declared => {
+            Family::CudaRuntime as u8
+                | Family::CudaDriver as u8
+                | Family::Hip as u8
+                | Family::Heap as u8
+                | Family::Mmap as u8
+                | Family::Declared as u8
+        }
         Family::Mmap => 0,
     }
 }

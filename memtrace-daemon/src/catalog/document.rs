@@ -2,7 +2,7 @@
 //!
 //! `cuda.toml` says what each key means. Whether what is written makes sense is `check`'s to say.
 
-use memtrace_common::{Family, FunctionId, Success};
+use memtrace_common::{Family, FunctionId, SizeRule, Success};
 use serde::Deserialize;
 
 /// A document of the catalog.
@@ -28,6 +28,7 @@ pub(super) struct LibraryRow {
 pub(super) enum FamilyName {
     CudaRuntime,
     CudaDriver,
+    Hip,
 }
 
 impl FamilyName {
@@ -35,6 +36,7 @@ impl FamilyName {
         match self {
             Self::CudaRuntime => Family::CudaRuntime,
             Self::CudaDriver => Family::CudaDriver,
+            Self::Hip => Family::Hip,
         }
     }
 }
@@ -86,7 +88,7 @@ pub struct FreeRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(
     untagged,
-    expecting = "a size is the number of an argument, [a, b] or { pitch = a, height = b }"
+    expecting = "a size is the number of an argument, [a, b], { pitch = a, height = b } or \"none\""
 )]
 pub enum SizeForm {
     /// An argument.
@@ -95,6 +97,45 @@ pub enum SizeForm {
     Product([u8; 2]),
     /// What one argument points to at return, times another.
     Pitched(PitchedForm),
+    /// None, or one that lies in memory in a known way.
+    Named(NamedSize),
+}
+
+/// The words for a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NamedSize {
+    /// Counted only.
+    None,
+    /// [`SizeRule::PitchedExtent`].
+    PitchedExtent,
+    /// [`SizeRule::ChannelArray`].
+    ChannelArray,
+    /// [`SizeRule::ChannelExtent`].
+    ChannelExtent,
+    /// [`SizeRule::ChannelMipmap`].
+    ChannelMipmap,
+    /// [`SizeRule::ArrayDescriptor`].
+    ArrayDescriptor,
+    /// [`SizeRule::Array3dDescriptor`].
+    Array3dDescriptor,
+    /// [`SizeRule::MipmapDescriptor`].
+    MipmapDescriptor,
+}
+
+impl NamedSize {
+    pub(super) const fn rule(self) -> SizeRule {
+        match self {
+            Self::None => SizeRule::None,
+            Self::PitchedExtent => SizeRule::PitchedExtent,
+            Self::ChannelArray => SizeRule::ChannelArray,
+            Self::ChannelExtent => SizeRule::ChannelExtent,
+            Self::ChannelMipmap => SizeRule::ChannelMipmap,
+            Self::ArrayDescriptor => SizeRule::ArrayDescriptor,
+            Self::Array3dDescriptor => SizeRule::Array3dDescriptor,
+            Self::MipmapDescriptor => SizeRule::MipmapDescriptor,
+        }
+    }
 }
 
 /// The arguments of a pitched size.
@@ -109,12 +150,14 @@ pub struct PitchedForm {
 
 /// Where a pointer comes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "a pointer is \"return\" or { out = a }")]
+#[serde(untagged, expecting = "a pointer is \"return\", { out = a } or { argument = a }")]
 pub enum PointerForm {
     /// The return value.
     Named(ReturnForm),
     /// What an argument points to.
     Out(OutForm),
+    /// An argument itself.
+    Argument(ArgumentForm),
 }
 
 /// The word for the return value.
@@ -131,6 +174,14 @@ pub enum ReturnForm {
 pub struct OutForm {
     /// Points to the pointer.
     pub out: u8,
+}
+
+/// The argument that is the pointer of memory that was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArgumentForm {
+    /// Is the pointer.
+    pub argument: u8,
 }
 
 /// What says that a call succeeded.
