@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::dump::{Amount, Process};
 
 /// The domains that the stubs give memory in.
-pub const DOMAINS: [&str; 3] = ["cuda", "managed", "pinned"];
+pub const DOMAINS: [&str; 4] = ["cuda", "managed", "pinned", "cuda_ipc"];
 
 /// One line of the client.
 #[derive(Clone, Debug, Deserialize)]

@@ -60,7 +60,9 @@ impl Score {
                     self.delays.push(after);
                     self.bytes.push(found.bytes as f64);
                     let (group, (from, to)) = match found.turnover {
-                        Turnover::Known(lives) => (&mut self.freeing, (0.0, SOON.max(lives * LIVES))),
+                        Turnover::Known(lives) => {
+                            (&mut self.freeing, (0.0, SOON.max(lives * LIVES)))
+                        }
                         Turnover::Unknown => (&mut self.unfreed, UNFREED),
                         // The contract gives times for sites.
                         Turnover::OfMany => continue,
