@@ -91,6 +91,11 @@ pub enum PointerClass {
     Ipc = 7,
 }
 
+impl PointerClass {
+    /// The first name space of pointers that the configuration names; these have no name here.
+    pub const FIRST_DECLARED: u8 = 64;
+}
+
 /// Groups of functions for folding nested calls; the value is a bit.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,3 +180,6 @@ pub const KMALLOC: FunctionId = 1;
 pub const KMEM_CACHE_ALLOC: FunctionId = 2;
 /// The first id of a library function.
 pub const FIRST_LIBRARY_FUNCTION: FunctionId = 16;
+/// The first id of a function that the configuration declares. Only the daemon that read it knows
+/// what it stands for.
+pub const FIRST_DECLARED_FUNCTION: FunctionId = 512;

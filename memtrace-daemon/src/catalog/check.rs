@@ -52,7 +52,7 @@ impl Catalog {
     }
 
     /// Enters a function, unless its place is taken.
-    fn push(
+    pub(super) fn push(
         &mut self,
         id: FunctionId,
         library: Library,
@@ -74,7 +74,7 @@ impl Catalog {
 }
 
 /// A library by what its DT_SONAME begins with.
-fn library(soname: &str, family: Family) -> Result<Library, String> {
+pub(super) fn library(soname: &str, family: Family) -> Result<Library, String> {
     let named = soname.split_once(".so").map(|(name, _)| name).filter(|name| !name.is_empty());
     let name = named.ok_or_else(|| format!("library `{soname}`: no DT_SONAME such as libx.so"))?;
     let (name, soname_prefix) = (name.to_owned().leak(), soname.to_owned().leak());
@@ -89,7 +89,7 @@ fn own_id(id: Option<FunctionId>, symbol: &str) -> Result<FunctionId, String> {
 }
 
 /// The name space of a word.
-fn class(pointers: &str) -> Result<u8, String> {
+pub(super) fn class(pointers: &str) -> Result<u8, String> {
     match pointers {
         "device" => Ok(PointerClass::Device as u8),
         "pinned" => Ok(PointerClass::Pinned as u8),
@@ -101,7 +101,11 @@ fn class(pointers: &str) -> Result<u8, String> {
 }
 
 /// How calls of an allocating function are read.
-fn allocator(row: &AllocatorRow, library: Library, class: u8) -> Result<FunctionSpec, String> {
+pub(super) fn allocator(
+    row: &AllocatorRow,
+    library: Library,
+    class: u8,
+) -> Result<FunctionSpec, String> {
     let symbol = symbol(&row.symbol)?;
     let argument = |number| argument(symbol, number);
     let (size_rule, size_a, size_b) = match row.size {
@@ -148,7 +152,7 @@ fn allocator(row: &AllocatorRow, library: Library, class: u8) -> Result<Function
 }
 
 /// How calls of a freeing function are read.
-fn free(row: &FreeRow, library: Library, class: u8) -> Result<FunctionSpec, String> {
+pub(super) fn free(row: &FreeRow, library: Library, class: u8) -> Result<FunctionSpec, String> {
     let symbol = symbol(&row.symbol)?;
     Ok(FunctionSpec {
         kind: FunctionKind::Free as u8,

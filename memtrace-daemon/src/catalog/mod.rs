@@ -4,10 +4,12 @@
 //! how a row is attached.
 
 mod check;
+mod declared;
 mod document;
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
+pub use document::{AllocatorRow, FreeRow};
 use memtrace_common::{
     Domain, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC,
 };
@@ -60,10 +62,42 @@ const DOCUMENTS: [&str; 2] = [include_str!("cuda.toml"), include_str!("hip.toml"
 /// memtrace's own catalog. A test reads it, so that a version that cannot is never built.
 static CATALOG: LazyLock<Catalog> = LazyLock::new(|| Catalog::read(&DOCUMENTS).unwrap_or_default());
 
+/// The catalog with what the configuration declares, once that is known.
+static DECLARED: OnceLock<Catalog> = OnceLock::new();
+
+fn catalog() -> &'static Catalog {
+    DECLARED.get().unwrap_or(&CATALOG)
+}
+
+/// Adds functions to the catalog, for good: at start, before anything is attached.
+///
+/// # Errors
+/// What makes no sense, in one line; or that it was done before.
+pub fn declare(allocators: &[AllocatorRow], frees: &[FreeRow]) -> Result<(), String> {
+    if allocators.is_empty() && frees.is_empty() {
+        return Ok(());
+    }
+    let declared = CATALOG.with(allocators, frees)?;
+    DECLARED.set(declared).map_err(|_| "functions are declared once, at start".to_owned())
+}
+
+/// The domains that functions are declared in, with one function of each; nothing is added.
+///
+/// # Errors
+/// What makes no sense, in one line.
+pub fn declared_domains(
+    allocators: &[AllocatorRow],
+    frees: &[FreeRow],
+) -> Result<Vec<(Domain, &'static str)>, String> {
+    let catalog = CATALOG.with(allocators, frees)?;
+    let gives = catalog.declared().filter(|function| function.allocates());
+    Ok(gives.map(|function| (function.domain, function.symbol)).collect())
+}
+
 /// All library functions, in the order of their ids.
 #[must_use]
 pub fn library_functions() -> &'static [Function] {
-    &CATALOG.functions
+    &catalog().functions
 }
 
 /// The library function with this id.
@@ -76,7 +110,7 @@ pub fn library_function(id: FunctionId) -> Option<&'static Function> {
 /// The library that a DT_SONAME names, if the catalog has functions of it.
 #[must_use]
 pub fn library_of_soname(soname: &str) -> Option<Library> {
-    CATALOG.libraries.iter().find(|library| soname.starts_with(library.soname_prefix)).copied()
+    catalog().libraries.iter().find(|library| soname.starts_with(library.soname_prefix)).copied()
 }
 
 /// Whether anything is probed for a domain.
