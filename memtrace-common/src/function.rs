@@ -15,6 +15,10 @@ pub enum FunctionKind {
     Allocate = 1,
     /// Takes memory back.
     Free = 2,
+    /// Maps memory that another function gave, which then stays while it is mapped.
+    Map = 3,
+    /// Takes mappings away.
+    Unmap = 4,
 }
 
 /// Where the size of an allocation comes from. Arguments count from 0.
@@ -89,6 +93,10 @@ pub enum PointerClass {
     Array = 6,
     /// Device memory of other processes, mapped here. Opened again, it is one more reference.
     Ipc = 7,
+    /// Device memory without an address, by handle. Mapped, it has one more reference.
+    Physical = 8,
+    /// Where such memory is mapped: no memory of its own.
+    Mapping = 9,
 }
 
 impl PointerClass {
@@ -112,6 +120,16 @@ pub enum Family {
     Hip = 16,
     /// Functions that the configuration declares.
     Declared = 32,
+}
+
+/// Memory that leaves the books when its last reference was taken back.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Given again, it is one more reference.
+    Given = 1,
+    /// Mapped, it is one more reference; given again, it is other memory.
+    Mapped = 2,
 }
 
 /// How the generic programs read a call of one function.
@@ -140,8 +158,7 @@ pub struct FunctionSpec {
     pub family: u8,
     /// Families whose calls, nested in a call of this one, fold into it when the pointer is the same.
     pub folds: u8,
-    /// 1 where memory that is given again is one more reference to it, and leaves the books when
-    /// it was taken back as often.
+    /// [`Counted`]; 0 for memory that is given once and taken back once.
     pub counted: u8,
     /// Always 0.
     pub reserved: [u8; 4],

@@ -19,8 +19,8 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use memtrace_common::{
-    CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause,
-    PointerRule, RecordKind, SizeRule, Success, cookie_function,
+    CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
+    LossCause, PointerRule, RecordKind, SizeRule, Success, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
@@ -32,6 +32,7 @@ use crate::{
     inflight::{Frame, Inflight, Pending},
     live::{now, remove_call},
     loss::lost,
+    mapped,
     maps::FUNCTIONS,
     nested::{
         Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
@@ -203,6 +204,15 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
             finish_free(&caller, inflight, depth - 1, spec, succeeded);
             return Some(());
         }
+        if spec.kind == FunctionKind::Map as u8 || spec.kind == FunctionKind::Unmap as u8 {
+            if !succeeded {
+            } else if spec.kind == FunctionKind::Map as u8 {
+                mapped::map(space, frame);
+            } else {
+                mapped::unmap(space, (*frame).pointer, (*frame).size_a);
+            }
+            return Some(());
+        }
         let mut outer = outer_of(inflight, depth - 1, spec);
         let mut told = false;
         if spec.counted != 0 && !outer.is_null() {
@@ -268,7 +278,7 @@ unsafe fn finish_allocation(
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
         let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, state: 0 };
-        if spec.counted != 0 {
+        if spec.counted == Counted::Given as u8 {
             entry.id = next_id();
             return opened(caller, &key, &mut entry);
         }
@@ -377,7 +387,7 @@ unsafe fn finish_free(
                 *caller
             };
             left(&whose, &key, &taken, FreeReason::Freed);
-        } else if spec.counted == 0 || !closed(caller, &key) {
+        } else if spec.counted == 0 || !closed(&key) {
             call_books::count(caller.space, function, |row| &raw mut (*row).unknown_frees);
         }
     }

@@ -151,7 +151,7 @@ pub fn opened(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
 
 /// Takes one reference back, or the entry with the last one; whether it was on the books.
 #[inline(always)]
-pub fn closed(caller: &Caller, key: &CallLiveKey) -> bool {
+pub fn closed(key: &CallLiveKey) -> bool {
     let Some(live) = CALL_LIVE.get_ptr_mut(key) else { return false };
     // SAFETY: a checked map value.
     let state = unsafe { &raw mut (*live).state };
@@ -160,7 +160,7 @@ pub fn closed(caller: &Caller, key: &CallLiveKey) -> bool {
     }
     atomic::fetch_add_32(state, CallLive::REFERENCE);
     let Some(entry) = remove_call(key) else { return false };
-    left(caller, key, &entry, FreeReason::Freed);
+    gone(key, &entry, FreeReason::Freed);
     true
 }
 
@@ -203,6 +203,12 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
         entry.function &= !CallLive::PENDING;
         settled(caller, key, &mut entry);
     }
+    gone(key, &entry, reason);
+}
+
+/// The same of an entry that did not wait for another call.
+#[inline(never)]
+fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
     let rowless = entry.state & CallLive::ROWLESS != 0;
     let row = if rowless { common_row(entry.function) } else { own_row(key.space, entry.function) };
     if let Some(row) = row {

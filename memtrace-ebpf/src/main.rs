@@ -25,6 +25,7 @@ mod kmem;
 mod lifecycle;
 mod live;
 mod loss;
+mod mapped;
 mod maps;
 mod nested;
 mod process;

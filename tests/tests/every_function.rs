@@ -87,6 +87,18 @@ fn a_handle_of_another_process_opened_again_is_one_more_reference() -> Result<()
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn memory_without_an_address_is_freed_when_it_is_released_and_unmapped() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.client(), "virtual")?;
+    let terms = traced.process()?.domain("cuda");
+    let mib = |count, mib: u64| amount(count, mib << 20);
+    assert_eq!(terms.terms.freed, mib(5, 2 + 4 + 64 + 128 + 256));
+    assert_eq!(terms.terms.closed, mib(3, 8 + 16 + 32));
+    assert_eq!((terms.unknown_frees, terms.failed_frees), (0, 0));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn memory_of_several_kinds_may_have_one_number() -> Result<()> {
     let traced = exact(&fixture::build(Variant::Plain)?.client(), "same-numbers")?;
     let process = traced.process()?;

@@ -2,11 +2,13 @@
 //! that names the function.
 
 use memtrace_common::{
-    Domain, FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind, FunctionSpec, PointerClass,
-    PointerRule, SizeRule, Success, tunables::FUNCTIONS,
+    Counted, Domain, FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind, FunctionSpec,
+    PointerClass, PointerRule, SizeRule, Success, tunables::FUNCTIONS,
 };
 
-use super::document::{AllocatorRow, Document, FreeRow, PointerForm, SizeForm, SuccessForm};
+use super::document::{
+    AllocatorRow, Document, FreeRow, MapRow, PointerForm, SizeForm, SuccessForm,
+};
 use super::{Catalog, Function, Library};
 
 /// The last argument that is in a register by the calling convention.
@@ -41,6 +43,11 @@ impl Catalog {
             let (library, id) = (self.library(&row.library)?, own_id(row.id, &row.symbol)?);
             let spec = free(row, library, class(&row.pointers)?)?;
             self.push(id, library, &row.symbol, spec)?;
+        }
+        for row in &document.map {
+            let library = self.library(&row.library)?;
+            let id = own_id(Some(row.id), &row.symbol)?;
+            self.push(id, library, &row.symbol, map(row, library)?)?;
         }
         Ok(())
     }
@@ -96,6 +103,7 @@ pub(super) fn class(pointers: &str) -> Result<u8, String> {
         "registered" => Ok(PointerClass::Registered as u8),
         "array" => Ok(PointerClass::Array as u8),
         "ipc" => Ok(PointerClass::Ipc as u8),
+        "physical" => Ok(PointerClass::Physical as u8),
         _ => Err(format!("no pointers `{pointers}`")),
     }
 }
@@ -146,7 +154,7 @@ pub(super) fn allocator(
         success: success as u8,
         family: library.family as u8,
         folds: folds(library.family),
-        counted: u8::from(class == PointerClass::Ipc as u8),
+        counted: counted(class),
         ..FunctionSpec::default()
     })
 }
@@ -163,9 +171,39 @@ pub(super) fn free(row: &FreeRow, library: Library, class: u8) -> Result<Functio
         success: row.success.unwrap_or(SuccessForm::Zero).success() as u8,
         family: library.family as u8,
         folds: folds(library.family),
-        counted: u8::from(class == PointerClass::Ipc as u8),
+        counted: counted(class),
         ..FunctionSpec::default()
     })
+}
+
+/// How calls of a mapping function are read.
+fn map(row: &MapRow, library: Library) -> Result<FunctionSpec, String> {
+    let symbol = symbol(&row.symbol)?;
+    let kind = if row.handle.is_some() { FunctionKind::Map } else { FunctionKind::Unmap };
+    Ok(FunctionSpec {
+        kind: kind as u8,
+        domain: Domain::Cuda as u8,
+        class: PointerClass::Physical as u8,
+        size_rule: SizeRule::Argument as u8,
+        size_a: argument(symbol, row.size)?,
+        size_b: argument(symbol, row.handle.unwrap_or_default())?,
+        pointer_rule: PointerRule::Argument as u8,
+        pointer_argument: argument(symbol, row.address)?,
+        success: Success::ZeroStatus as u8,
+        family: library.family as u8,
+        ..FunctionSpec::default()
+    })
+}
+
+/// How memory of a name space is counted.
+const fn counted(class: u8) -> u8 {
+    if class == PointerClass::Ipc as u8 {
+        Counted::Given as u8
+    } else if class == PointerClass::Physical as u8 {
+        Counted::Mapped as u8
+    } else {
+        0
+    }
 }
 
 fn symbol(symbol: &str) -> Result<&str, String> {

@@ -20,8 +20,12 @@ struct Pointers<'a> {
 impl<'a> Pointers<'a> {
     /// The name space of a word; one of its own where memtrace has none of the word.
     fn class(&mut self, word: &'a str, gives: bool) -> Result<u8, String> {
-        if let Ok(class) = class(word) {
-            return Ok(class);
+        match class(word) {
+            Ok(class) if class == PointerClass::Physical as u8 => {
+                return Err(format!("pointers: `{word}` are for memtrace's own functions"));
+            }
+            Ok(class) => return Ok(class),
+            Err(_) => {}
         }
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if word.is_empty() || !word.bytes().all(fits) {
@@ -212,6 +216,7 @@ mod tests {
                 "pool_take: it returns no pointer: success = \"not_null\"",
             ),
             (pair.replace("size =", "id = 9\nsize ="), "pool_take: id: only memtrace's own"),
+            (pair.replace("'pool'", "'physical'"), "`physical` are for memtrace's own functions"),
             (pair.replace("'pool'", "''"), "[[allocator]] pool_take: pointers: `` is no word"),
         ] {
             let error = declare(&text).map(|_| ()).unwrap_err();

@@ -12,6 +12,7 @@ pub(super) struct Document {
     pub library: Vec<LibraryRow>,
     pub allocator: Vec<AllocatorRow>,
     pub free: Vec<FreeRow>,
+    pub map: Vec<MapRow>,
 }
 
 /// A library of memtrace's own catalog.
@@ -82,6 +83,22 @@ pub struct FreeRow {
     pub argument: u8,
     /// What says that it succeeded, where that is not a status of 0.
     pub success: Option<SuccessForm>,
+}
+
+/// A function that maps memory of the name space `physical`, or takes mappings away. Only
+/// memtrace's own documents have such.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MapRow {
+    pub id: FunctionId,
+    pub library: String,
+    pub symbol: String,
+    /// The argument that is the address.
+    pub address: u8,
+    /// The argument that is the length.
+    pub size: u8,
+    /// The argument that is the handle of what is mapped; none for what takes mappings away.
+    pub handle: Option<u8>,
 }
 
 /// Where a size is.
