@@ -51,8 +51,8 @@ pub struct CallLive {
     pub time_ns: u64,
     /// The function that made it; with [`CallLive::PENDING`], not booked yet.
     pub function: u32,
-    /// 1 where it is booked in the row of totals of space 0, for want of one of its own.
-    pub rowless: u32,
+    /// [`CallLive::ROWLESS`] and, from [`CallLive::REFERENCE`] on, a number of references.
+    pub state: u32,
 }
 assert_size!(CallLive, 32);
 
@@ -61,6 +61,11 @@ impl CallLive {
     /// outer's own, so it is found by frees but is in no counter.
     pub const PENDING: u32 = 1 << 31;
 
+    /// It is booked in the row of totals of space 0, for want of one of its own.
+    pub const ROWLESS: u32 = 1;
+    /// One reference beside the first, of memory that is counted by references.
+    pub const REFERENCE: u32 = 2;
+
     /// Nothing.
-    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, rowless: 0 };
+    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, state: 0 };
 }

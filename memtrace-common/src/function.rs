@@ -15,13 +15,17 @@ pub enum FunctionKind {
     Allocate = 1,
     /// Takes memory back.
     Free = 2,
+    /// Maps memory that another function gave, which then stays while it is mapped.
+    Map = 3,
+    /// Takes mappings away.
+    Unmap = 4,
 }
 
 /// Where the size of an allocation comes from. Arguments count from 0.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeRule {
-    /// No size (a free).
+    /// No size: a free, or what is only counted.
     None = 0,
     /// Argument `a`.
     Argument = 1,
@@ -29,6 +33,22 @@ pub enum SizeRule {
     Product = 2,
     /// The 8 bytes that argument `a` points to, read at return, × argument `b`.
     ProductAtReturn = 3,
+    /// As of `f(pitched *out, extent)`: the pitch behind the pointer in `*out`, read at return, ×
+    /// height × depth of an extent that is passed in memory.
+    PitchedExtent = 4,
+    /// As of `f(out, channels *, width, height)`: an array by its geometry and its texels. This and
+    /// what follows reads the description that argument 1 points to.
+    ChannelArray = 5,
+    /// As of `f(out, channels *, extent, flags)`, the extent passed in memory.
+    ChannelExtent = 6,
+    /// As of `f(out, channels *, extent, levels, flags)`.
+    ChannelMipmap = 7,
+    /// As of `f(out, array_descriptor *)`.
+    ArrayDescriptor = 8,
+    /// As of `f(out, array3d_descriptor *)`.
+    Array3dDescriptor = 9,
+    /// As of `f(out, array3d_descriptor *, levels)`.
+    MipmapDescriptor = 10,
 }
 
 /// Where the pointer is: of what was given, or of what is to be freed.
@@ -39,7 +59,7 @@ pub enum PointerRule {
     Return = 1,
     /// The 8 bytes that an argument points to, read at return.
     OutParameter = 2,
-    /// An argument itself (a free).
+    /// An argument itself: of a free, or of memory that its owner already had.
     Argument = 3,
 }
 
@@ -67,11 +87,26 @@ pub enum PointerClass {
     Heap = 3,
     /// Anonymous mappings.
     Mmap = 4,
+    /// Host memory that was page-locked where it was.
+    Registered = 5,
+    /// Arrays and mipmapped arrays, by handle.
+    Array = 6,
+    /// Device memory of other processes, mapped here. Opened again, it is one more reference.
+    Ipc = 7,
+    /// Device memory without an address, by handle. Mapped, it has one more reference.
+    Physical = 8,
+    /// Where such memory is mapped: no memory of its own.
+    Mapping = 9,
+}
+
+impl PointerClass {
+    /// The first name space of pointers that the configuration names; these have no name here.
+    pub const FIRST_DECLARED: u8 = 64;
 }
 
 /// Groups of functions for folding nested calls; the value is a bit.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// The CUDA runtime library.
     CudaRuntime = 1,
@@ -81,6 +116,20 @@ pub enum Family {
     Heap = 4,
     /// Anonymous mappings.
     Mmap = 8,
+    /// The HIP runtime library.
+    Hip = 16,
+    /// Functions that the configuration declares.
+    Declared = 32,
+}
+
+/// Memory that leaves the books when its last reference was taken back.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Given again, it is one more reference.
+    Given = 1,
+    /// Mapped, it is one more reference; given again, it is other memory.
+    Mapped = 2,
 }
 
 /// How the generic programs read a call of one function.
@@ -109,8 +158,10 @@ pub struct FunctionSpec {
     pub family: u8,
     /// Families whose calls, nested in a call of this one, fold into it when the pointer is the same.
     pub folds: u8,
+    /// [`Counted`]; 0 for memory that is given once and taken back once.
+    pub counted: u8,
     /// Always 0.
-    pub reserved: [u8; 5],
+    pub reserved: [u8; 4],
 }
 assert_size!(FunctionSpec, 16);
 
@@ -146,3 +197,6 @@ pub const KMALLOC: FunctionId = 1;
 pub const KMEM_CACHE_ALLOC: FunctionId = 2;
 /// The first id of a library function.
 pub const FIRST_LIBRARY_FUNCTION: FunctionId = 16;
+/// The first id of a function that the configuration declares. Only the daemon that read it knows
+/// what it stands for.
+pub const FIRST_DECLARED_FUNCTION: FunctionId = 512;

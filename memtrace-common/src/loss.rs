@@ -21,7 +21,8 @@ pub enum LossCause {
     MissedReturn = 4,
     /// A kernel program was skipped because it interrupted itself.
     Recursion = 5,
-    /// An argument that lies in user memory could not be read.
+    /// An argument that lies in user memory could not be read, or says what nobody knows (the
+    /// format of an array).
     UnreadablePointer = 6,
     /// A size of 2^47 bytes or more, or a product that overflows.
     Implausible = 7,

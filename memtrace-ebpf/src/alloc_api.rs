@@ -19,18 +19,20 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use memtrace_common::{
-    CallLive, CallLiveKey, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec, LossCause,
-    PointerRule, RecordKind, SizeRule, Success, cookie_function,
+    CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
+    LossCause, PointerRule, RecordKind, SizeRule, Success, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
 use crate::{
     arch,
-    call_books::{self, Caller, allocated, left, next_id, settled},
+    call_books::{self, Caller, allocated, closed, left, next_id, opened, settled},
     emit::emit,
+    geometry,
     inflight::{Frame, Inflight, Pending},
     live::{now, remove_call},
     loss::lost,
+    mapped,
     maps::FUNCTIONS,
     nested::{
         Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
@@ -93,7 +95,10 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).size_b = arch::argument(regs, spec.size_b);
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
         (*frame).folds = u32::from(spec.folds);
-        (*frame).flags = 0;
+        (*frame).flags = if spec.counted == 0 { 0 } else { Frame::COUNTED };
+        if spec.size_rule >= SizeRule::PitchedExtent as u8 {
+            measure(regs, frame, spec.size_rule);
+        }
         (*frame).turn = 0;
         (*frame).settled_from = 0;
         (*frame).pending = [Pending::NONE; PENDING_INNER];
@@ -101,7 +106,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
             if (*frame).pointer == 0 {
                 return None;
             }
-            (*frame).flags = Frame::FREE;
+            (*frame).flags |= Frame::FREE;
             set_aside(inflight, depth, spec, caller.space);
         }
         (*inflight).space = caller.space;
@@ -110,6 +115,25 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*inflight).depth = depth + 1;
     }
     Some(())
+}
+
+/// Notes a size that lies in memory, which the call may change.
+#[inline(always)]
+unsafe fn measure(regs: *const pt_regs, frame: *mut Frame, rule: u8) {
+    let stack = arch::stack_pointer(regs);
+    let (out, description) = (arch::argument(regs, 0), arch::argument(regs, 1));
+    let (third, fourth) = (arch::argument(regs, 2), arch::argument(regs, 3));
+    let size = geometry::mt_geometry(u64::from(rule), stack, description, third, fourth);
+    // SAFETY: checked task storage.
+    unsafe {
+        if rule == SizeRule::PitchedExtent as u8 {
+            // Behind the pointer is the pitch.
+            (*frame).size_a = out.wrapping_add(8);
+            (*frame).size_b = size;
+        } else {
+            (*frame).size_a = size;
+        }
+    }
 }
 
 /// Takes what a free names out of the live map until the free has returned.
@@ -127,6 +151,9 @@ unsafe fn set_aside(inflight: *mut Inflight, depth: u64, spec: &FunctionSpec, sp
                 (*frame).flags |= Frame::INNER;
                 return;
             }
+        }
+        if spec.counted != 0 {
+            return;
         }
         let key = free_key(space, frame, spec);
         if let Some(entry) = remove_call(&key) {
@@ -177,8 +204,24 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
             finish_free(&caller, inflight, depth - 1, spec, succeeded);
             return Some(());
         }
-        let outer = outer_of(inflight, depth - 1, spec);
-        if succeeded {
+        if spec.kind == FunctionKind::Map as u8 || spec.kind == FunctionKind::Unmap as u8 {
+            if !succeeded {
+            } else if spec.kind == FunctionKind::Map as u8 {
+                mapped::map(space, frame);
+            } else {
+                mapped::unmap(space, (*frame).pointer, (*frame).size_a);
+            }
+            return Some(());
+        }
+        let mut outer = outer_of(inflight, depth - 1, spec);
+        let mut told = false;
+        if spec.counted != 0 && !outer.is_null() {
+            // A reference does not wait: an outer call that counts too says it all, another nothing.
+            told = (*outer).flags & Frame::COUNTED != 0;
+            outer = core::ptr::null_mut();
+        }
+        if told {
+        } else if succeeded {
             finish_allocation(&caller, frame, outer, spec, value);
         } else if outer.is_null() {
             fail(&caller, frame, spec);
@@ -212,6 +255,8 @@ unsafe fn finish_allocation(
         };
         let pointer = if spec.pointer_rule == PointerRule::Return as u8 {
             value
+        } else if spec.pointer_rule == PointerRule::Argument as u8 {
+            (*frame).pointer
         } else if let Ok(pointer) = bpf_probe_read_user((*frame).pointer as *const u64) {
             pointer
         } else {
@@ -232,7 +277,11 @@ unsafe fn finish_allocation(
         }
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
-        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, rowless: 0 };
+        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, state: 0 };
+        if spec.counted == Counted::Given as u8 {
+            entry.id = next_id();
+            return opened(caller, &key, &mut entry);
+        }
         match take_inner(frame, &key) {
             Inner::Waits(live) => {
                 entry.id = (*live).id;
@@ -240,7 +289,7 @@ unsafe fn finish_allocation(
                     // It is in the live map, and gets its name and its size.
                     *live = entry;
                     settled(caller, &key, &mut entry);
-                    (*live).rowless = entry.rowless;
+                    (*live).state = entry.state;
                     return;
                 }
             }
@@ -266,12 +315,16 @@ unsafe fn size_of_call(frame: *mut Frame, spec: &FunctionSpec) -> Size {
     // SAFETY: checked task storage; the helper checks the user address.
     let (a, b) = unsafe {
         match spec.size_rule {
+            s if s == SizeRule::None as u8 => (0, 1),
             s if s == SizeRule::Product as u8 => ((*frame).size_a, (*frame).size_b),
-            s if s == SizeRule::ProductAtReturn as u8 => {
+            s if s == SizeRule::ProductAtReturn as u8 || s == SizeRule::PitchedExtent as u8 => {
                 match bpf_probe_read_user((*frame).size_a as *const u64) {
                     Ok(factor) => (factor, (*frame).size_b),
                     Err(_) => return Size::Unreadable,
                 }
+            }
+            s if s >= SizeRule::ChannelArray as u8 && (*frame).size_a == geometry::UNKNOWN => {
+                return Size::Unreadable;
             }
             _ => ((*frame).size_a, 1),
         }
@@ -334,7 +387,7 @@ unsafe fn finish_free(
                 *caller
             };
             left(&whose, &key, &taken, FreeReason::Freed);
-        } else {
+        } else if spec.counted == 0 || !closed(&key) {
             call_books::count(caller.space, function, |row| &raw mut (*row).unknown_frees);
         }
     }

@@ -17,6 +17,13 @@ pub fn fetch_add(counter: *mut u64, value: u64) -> u64 {
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(counter, value) }
 }
 
+/// Adds to a counter of 32 bits, and returns what was there before.
+#[inline(always)]
+pub fn fetch_add_32(counter: *mut u32, value: u32) -> u32 {
+    // SAFETY: as in `add`.
+    unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(counter, value) }
+}
+
 /// Subtracts.
 #[inline(always)]
 pub fn sub(counter: *mut u64, value: u64) {

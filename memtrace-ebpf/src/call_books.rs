@@ -12,9 +12,9 @@ use crate::{
     account::add_one,
     atomic, copy,
     emit::emit,
-    live::{Inserted, insert_call, now},
+    live::{Inserted, insert_call, now, remove_call},
     loss::lost,
-    maps::{TOTALS, control},
+    maps::{CALL_LIVE, TOTALS, control},
 };
 
 const BPF_NOEXIST: u64 = 1;
@@ -85,6 +85,12 @@ fn row_for(space: u32, function: u32, bytes: u64) -> (Option<*mut Totals>, bool)
     }
 }
 
+/// What an entry that has no other reference says of its row.
+#[inline(always)]
+const fn rowless(own: bool) -> u32 {
+    if own { 0 } else { CallLive::ROWLESS }
+}
+
 /// Counts one event that moves no bytes; whether it has a row of its own.
 #[inline(always)]
 pub fn count(space: u32, function: u32, which: impl FnOnce(*mut Totals) -> *mut u64) -> bool {
@@ -108,7 +114,7 @@ pub fn next_id() -> u64 {
 pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     let (row, own) = row_for(key.space, entry.function, entry.bytes);
     let Some(row) = row else { return };
-    entry.rowless = u32::from(!own);
+    entry.state = rowless(own);
     // SAFETY: `row` is a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
@@ -132,6 +138,32 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     }
 }
 
+/// Books memory that is counted by references: given again, it is one more reference.
+#[inline(always)]
+pub fn opened(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
+    if let Some(live) = CALL_LIVE.get_ptr_mut(key) {
+        // SAFETY: a checked map value.
+        atomic::fetch_add_32(unsafe { &raw mut (*live).state }, CallLive::REFERENCE);
+        return;
+    }
+    allocated(caller, key, entry);
+}
+
+/// Takes one reference back, or the entry with the last one; whether it was on the books.
+#[inline(always)]
+pub fn closed(key: &CallLiveKey) -> bool {
+    let Some(live) = CALL_LIVE.get_ptr_mut(key) else { return false };
+    // SAFETY: a checked map value.
+    let state = unsafe { &raw mut (*live).state };
+    if atomic::fetch_add_32(state, CallLive::REFERENCE.wrapping_neg()) >= CallLive::REFERENCE {
+        return true;
+    }
+    atomic::fetch_add_32(state, CallLive::REFERENCE);
+    let Some(entry) = remove_call(key) else { return false };
+    gone(key, &entry, FreeReason::Freed);
+    true
+}
+
 /// Books an allocation that cannot be followed; the cause is the caller's to count.
 #[inline(never)]
 pub fn dropped(space: u32, function: u32, bytes: u64) {
@@ -152,7 +184,7 @@ pub fn dropped(space: u32, function: u32, bytes: u64) {
 pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     let (row, own) = row_for(key.space, entry.function, entry.bytes);
     let Some(row) = row else { return };
-    entry.rowless = u32::from(!own);
+    entry.state = rowless(own);
     // SAFETY: a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
@@ -171,10 +203,14 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
         entry.function &= !CallLive::PENDING;
         settled(caller, key, &mut entry);
     }
-    let row = match entry.rowless {
-        0 => own_row(key.space, entry.function),
-        _ => common_row(entry.function),
-    };
+    gone(key, &entry, reason);
+}
+
+/// The same of an entry that did not wait for another call.
+#[inline(never)]
+fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
+    let rowless = entry.state & CallLive::ROWLESS != 0;
+    let row = if rowless { common_row(entry.function) } else { own_row(key.space, entry.function) };
     if let Some(row) = row {
         // SAFETY: a checked map value.
         let amount: *mut Amount = unsafe {
@@ -185,7 +221,7 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
         };
         add_one(amount, entry.bytes);
     }
-    if entry.rowless != 0 {
+    if rowless {
         return;
     }
     emit(RecordKind::Free, |record: *mut FreeRecord| {

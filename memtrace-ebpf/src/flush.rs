@@ -234,7 +234,7 @@ unsafe extern "C" fn clear_space(
         if u64::from(key.space) == *argument.cast::<u64>() {
             let entry: Option<CallLive> = remove_call(&key);
             if let Some(entry) = entry
-                && entry.rowless != 0
+                && entry.state & CallLive::ROWLESS != 0
                 && let Some(row) = common_row(entry.function & !CallLive::PENDING)
             {
                 add_one(&raw mut (*row).freed_unseen, entry.bytes);

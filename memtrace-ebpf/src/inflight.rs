@@ -34,7 +34,7 @@ pub struct Frame {
     pub pointer: u64,
     /// Families that fold into this call; 0 for a free.
     pub folds: u32,
-    /// [`Frame::FREE`], [`Frame::INNER`], [`Frame::TAKEN`].
+    /// [`Frame::FREE`], [`Frame::INNER`], [`Frame::TAKEN`], [`Frame::COUNTED`].
     pub flags: u32,
     /// Of a free: the entry that was set aside.
     pub taken: CallLive,
@@ -77,6 +77,8 @@ impl Frame {
     pub const INNER: u32 = 2;
     /// `taken` is valid.
     pub const TAKEN: u32 = 4;
+    /// Memory that is counted by references.
+    pub const COUNTED: u32 = 8;
 }
 
 /// The stack of a thread.

@@ -300,7 +300,7 @@ unsafe fn settle(caller: &Caller, place: *mut Pending, above: u64) {
             (*live).function &= !CallLive::PENDING;
             let mut entry = *live;
             settled(&caller.known(direct, above), &key, &mut entry);
-            (*live).rowless = entry.rowless;
+            (*live).state = entry.state;
         }
     }
 }

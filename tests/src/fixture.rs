@@ -64,6 +64,30 @@ impl Fixtures {
         self.directory.join("client")
     }
 
+    /// The stub of HIP's runtime, `libamdhip64.so.6`.
+    #[must_use]
+    pub fn hip(&self) -> PathBuf {
+        self.directory.join("libamdhip64.so.6")
+    }
+
+    /// The program that calls it.
+    #[must_use]
+    pub fn hip_client(&self) -> PathBuf {
+        self.directory.join("hip_client")
+    }
+
+    /// A library of allocators that no catalog knows, `libpool.so.3`.
+    #[must_use]
+    pub fn pool(&self) -> PathBuf {
+        self.directory.join("libpool.so.3")
+    }
+
+    /// The program that calls it.
+    #[must_use]
+    pub fn pool_client(&self) -> PathBuf {
+        self.directory.join("pool_client")
+    }
+
     /// The program whose scenarios are memory patterns from production, linked against both.
     #[must_use]
     pub fn cases(&self) -> PathBuf {
@@ -187,10 +211,23 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
             "client_processes.c",
             "client_jumps.c",
             "client_load.c",
+            "client_every.c",
         ],
     );
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.client())?;
+    let mut hip = gcc(variant, LIBRARY, &["hip.c"]);
+    hip.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libamdhip64.so.6"]);
+    finish(hip.args([&search, "-l:libcuda.so.1", origin]), &fixtures.hip())?;
+    let mut client = gcc(variant, PROGRAM, &["hip_client.c"]);
+    client.args([&search, "-l:libamdhip64.so.6", "-l:libcuda.so.1", origin, "-pthread"]);
+    finish(&mut client, &fixtures.hip_client())?;
+    let mut pool = gcc(variant, LIBRARY, &["pool.c"]);
+    pool.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libpool.so.3"]);
+    finish(pool.args([&search, "-l:libcudart.so.12", origin]), &fixtures.pool())?;
+    let mut client = gcc(variant, PROGRAM, &["pool_client.c"]);
+    let libraries = ["-l:libpool.so.3", "-l:libcudart.so.12", "-l:libcuda.so.1"];
+    finish(client.arg(&search).args(libraries).arg(origin), &fixtures.pool_client())?;
     compile_cases(fixtures, variant)?;
     finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;

@@ -8,8 +8,10 @@ use serde_json::Value;
 
 use crate::dump::{Amount, Process};
 
-/// The domains that the stubs give memory in.
+/// The domains that the stubs give memory in and that are on by default.
 pub const DOMAINS: [&str; 3] = ["cuda", "managed", "pinned"];
+/// All domains of the stubs.
+const ALL: [&str; 4] = ["cuda", "managed", "pinned", "cuda_ipc"];
 
 /// One line of the client.
 #[derive(Clone, Debug, Deserialize)]
@@ -82,7 +84,7 @@ impl Truth {
     /// The first difference.
     pub fn check_running(&self, process: &Process) -> anyhow::Result<()> {
         ensure!(!process.ended, "{} runs, the books say that it has ended", self.pid);
-        for domain in DOMAINS {
+        for domain in ALL {
             let DomainTruth { live, .. } = self.check_domain(process, domain)?;
             let terms = process.domain(domain).terms;
             ensure!(terms.live == live, "{domain}: live {:?}, truly {live:?}", terms.live);
@@ -110,7 +112,7 @@ impl Truth {
     /// The first difference.
     pub fn check_ended_but_names(&self, process: &Process) -> anyhow::Result<()> {
         ensure!(process.ended, "{} has ended, the books say that it runs", self.pid);
-        for domain in DOMAINS {
+        for domain in ALL {
             let DomainTruth { live, .. } = self.check_domain(process, domain)?;
             let terms = process.domain(domain).terms;
             ensure!(terms.closed == live, "{domain}: closed {:?}, truly {live:?}", terms.closed);

@@ -15,7 +15,7 @@ const NO_DRIVER: i64 = 35;
 fn traced(major: u32) -> Result<Traced> {
     let library = paths::real_cudart(major)?;
     let program = fixture::build(Variant::Plain)?.real_cudart();
-    let run = Run::new("cuda,managed,pinned").option("--library").option(&library);
+    let run = Run::new("cuda,managed,pinned,cuda_ipc").option("--library").option(&library);
     let traced = run.trace(program, [library.as_os_str(), "10".as_ref()])?;
     traced.dump.check_conservation()?;
     Ok(traced)
@@ -48,9 +48,9 @@ fn calls_are_failures_only(major: u32) -> Result<()> {
         assert_eq!(status.as_i64(), Some(NO_DRIVER), "{function}");
     }
     let process = traced.process()?;
-    // Ten calls each of: two functions of device memory, one of managed, two of pinned.
+    // Ten calls each of: three functions of device memory, one of managed, three of pinned.
     for (domain, failures, failed_frees) in
-        [("cuda", 20, 10), ("managed", 10, 0), ("pinned", 20, 10)]
+        [("cuda", 30, 20), ("managed", 10, 0), ("pinned", 30, 20)]
     {
         let terms = process.domain(domain);
         assert_eq!(terms.terms.seen, amount(0, 0), "{domain}");

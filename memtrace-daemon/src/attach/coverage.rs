@@ -85,14 +85,12 @@ fn text(bytes: &[u8]) -> String {
 
 /// Names of the libraries whose functions were found, by comma.
 fn libraries(inspection: &Inspection) -> Option<String> {
-    let mut names: Vec<&str> = inspection
-        .points
-        .points
-        .iter()
-        .filter_map(|(id, _)| library_function(*id))
-        .map(|function| function.library.name)
-        .collect();
-    names.dedup();
+    let mut names: Vec<&str> = Vec::new();
+    for function in inspection.points.points.iter().filter_map(|(id, _)| library_function(*id)) {
+        if !names.contains(&function.library.name) {
+            names.push(function.library.name);
+        }
+    }
     Some(names.join(",")).filter(|names| !names.is_empty())
 }
 

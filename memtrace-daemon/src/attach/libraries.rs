@@ -49,7 +49,7 @@ pub enum LibraryError {
         source: ElfError,
     },
     /// It has none of the functions.
-    #[error("{} has none of the functions that memtrace knows ({})", .path.display(), .symbols.join(", "))]
+    #[error("{} has none of the functions that memtrace knows ({})", .path.display(), some(.symbols))]
     NoFunctions {
         /// The file.
         path: PathBuf,
@@ -64,6 +64,15 @@ pub enum LibraryError {
         /// Why.
         reason: String,
     },
+}
+
+/// The first of many symbols, and how many there are: a line, not a page.
+fn some(symbols: &[&str]) -> String {
+    let mut names: Vec<_> = symbols.iter().take(3).copied().map(str::to_owned).collect();
+    if symbols.len() > names.len() {
+        names.push(format!("and {} others", symbols.len() - names.len()));
+    }
+    names.join(", ")
 }
 
 /// Why a mapped file could not be looked at.

@@ -103,7 +103,7 @@ mod tests {
         assert!(pinned.contains(&"cudaHostAlloc") && pinned.contains(&"cuMemFreeHost"));
         assert!(!pinned.contains(&"cudaFree"));
         assert_eq!(
-            wanted(&[Domain::Cuda, Domain::Managed, Domain::Pinned]).len(),
+            wanted(&[Domain::Cuda, Domain::Managed, Domain::Pinned, Domain::CudaIpc]).len(),
             library_functions().len()
         );
     }

@@ -188,7 +188,7 @@ impl<'a> Table<'a> {
 mod tests {
     use super::*;
     use crate::attach::elf::open;
-    use crate::attach::test_files::{Library, SYMBOLS, nm};
+    use crate::attach::test_files::{Library, nm, symbols};
     use crate::catalog::{library_function, library_functions};
 
     fn runtime() -> impl Iterator<Item = &'static Function> {
@@ -211,10 +211,10 @@ mod tests {
             .build(directory.path(), "lib.so");
         let points = find(&open(&path).unwrap(), library_functions(), false).unwrap();
         assert_eq!(points.missing, Vec::<&str>::new());
-        assert_eq!(points.points.len(), SYMBOLS.len());
+        assert_eq!(points.points.len(), symbols().count());
         // The linker puts code at the same offset as its address, or a page or more behind;
         // a library this small has them equal.
-        for symbol in SYMBOLS {
+        for symbol in symbols() {
             assert_eq!(offset_of(&points, symbol), nm(&path, symbol), "{symbol}");
         }
     }

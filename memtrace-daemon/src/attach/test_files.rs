@@ -3,29 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::catalog::library_functions;
+
 /// The catalog's symbols, as a stub library exports them.
-pub const SYMBOLS: [&str; 13] = [
-    "cudaMalloc",
-    "cudaMallocManaged",
-    "cudaMallocPitch",
-    "cudaFree",
-    "cudaMallocHost",
-    "cudaHostAlloc",
-    "cudaFreeHost",
-    "cuMemAlloc_v2",
-    "cuMemAllocManaged",
-    "cuMemFree_v2",
-    "cuMemAllocHost_v2",
-    "cuMemHostAlloc",
-    "cuMemFreeHost",
-];
+pub fn symbols() -> impl Iterator<Item = &'static str> {
+    library_functions().iter().map(|function| function.symbol)
+}
 
 /// A shared library to be made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Library<'a> {
     /// Its DT_SONAME.
     pub soname: Option<&'a str>,
-    /// Its C source; without one it exports all of [`SYMBOLS`].
+    /// Its C source; without one it exports all [`symbols`].
     pub source: Option<&'a str>,
     /// More arguments for the compiler.
     pub arguments: &'a [&'a str],
@@ -36,8 +26,7 @@ pub struct Library<'a> {
 impl Library<'_> {
     /// Compiles it to `directory/name`.
     pub fn build(&self, directory: &Path, name: &str) -> PathBuf {
-        let stub: String = SYMBOLS
-            .iter()
+        let stub: String = symbols()
             .enumerate()
             .map(|(n, symbol)| format!("int {symbol}(void) {{ return {n}; }}\n"))
             .collect();

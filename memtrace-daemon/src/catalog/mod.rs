@@ -1,16 +1,17 @@
 //! The catalog: which functions of which libraries give and take memory, as data.
 //!
-//! A new function of a known form is one new row. The catalog knows neither aya nor how a
-//! row is attached.
+//! A new function of a known form is one new row of a document. The catalog knows neither aya nor
+//! how a row is attached.
 
-mod cuda;
-mod row;
+mod check;
+mod declared;
+mod document;
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
+pub use document::{AllocatorRow, FreeRow};
 use memtrace_common::{
-    Domain, FIRST_LIBRARY_FUNCTION, FunctionId, FunctionKind, FunctionSpec, KMALLOC,
-    KMEM_CACHE_ALLOC,
+    Domain, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC,
 };
 
 /// A library that the catalog has functions of.
@@ -20,6 +21,8 @@ pub struct Library {
     pub name: &'static str,
     /// What its DT_SONAME begins with, such as `libcudart.so`.
     pub soname_prefix: &'static str,
+    /// Which calls, nested in which, are one allocation.
+    pub family: Family,
 }
 
 /// One function of the catalog.
@@ -45,33 +48,76 @@ impl Function {
     }
 }
 
-static LIBRARY_FUNCTIONS: LazyLock<Vec<Function>> = LazyLock::new(|| {
-    (FIRST_LIBRARY_FUNCTION..).zip(cuda::rows()).map(|(id, row)| row.function(id)).collect()
-});
+/// Libraries and their functions.
+#[derive(Clone, Debug, Default)]
+struct Catalog {
+    libraries: Vec<Library>,
+    /// By ascending id.
+    functions: Vec<Function>,
+}
+
+/// memtrace's own documents.
+const DOCUMENTS: [&str; 2] = [include_str!("cuda.toml"), include_str!("hip.toml")];
+
+/// memtrace's own catalog. A test reads it, so that a version that cannot is never built.
+static CATALOG: LazyLock<Catalog> = LazyLock::new(|| Catalog::read(&DOCUMENTS).unwrap_or_default());
+
+/// The catalog with what the configuration declares, once that is known.
+static DECLARED: OnceLock<Catalog> = OnceLock::new();
+
+fn catalog() -> &'static Catalog {
+    DECLARED.get().unwrap_or(&CATALOG)
+}
+
+/// Adds functions to the catalog, for good: at start, before anything is attached.
+///
+/// # Errors
+/// What makes no sense, in one line; or that it was done before.
+pub fn declare(allocators: &[AllocatorRow], frees: &[FreeRow]) -> Result<(), String> {
+    if allocators.is_empty() && frees.is_empty() {
+        return Ok(());
+    }
+    let declared = CATALOG.with(allocators, frees)?;
+    DECLARED.set(declared).map_err(|_| "functions are declared once, at start".to_owned())
+}
+
+/// The domains that functions are declared in, with one function of each; nothing is added.
+///
+/// # Errors
+/// What makes no sense, in one line.
+pub fn declared_domains(
+    allocators: &[AllocatorRow],
+    frees: &[FreeRow],
+) -> Result<Vec<(Domain, &'static str)>, String> {
+    let catalog = CATALOG.with(allocators, frees)?;
+    let gives = catalog.declared().filter(|function| function.allocates());
+    Ok(gives.map(|function| (function.domain, function.symbol)).collect())
+}
 
 /// All library functions, in the order of their ids.
 #[must_use]
 pub fn library_functions() -> &'static [Function] {
-    &LIBRARY_FUNCTIONS
+    &catalog().functions
 }
 
 /// The library function with this id.
 #[must_use]
 pub fn library_function(id: FunctionId) -> Option<&'static Function> {
-    LIBRARY_FUNCTIONS.get(usize::from(id.checked_sub(FIRST_LIBRARY_FUNCTION)?))
+    let functions = library_functions();
+    functions.get(functions.binary_search_by_key(&id, |function| function.id).ok()?)
 }
 
 /// The library that a DT_SONAME names, if the catalog has functions of it.
 #[must_use]
 pub fn library_of_soname(soname: &str) -> Option<Library> {
-    cuda::LIBRARIES.into_iter().find(|library| soname.starts_with(library.soname_prefix))
+    catalog().libraries.iter().find(|library| soname.starts_with(library.soname_prefix)).copied()
 }
 
 /// Whether anything is probed for a domain.
 #[must_use]
 pub fn has_probes(domain: &Domain) -> bool {
     *domain == Domain::Kernel
-        || LIBRARY_FUNCTIONS
+        || library_functions()
             .iter()
             .any(|function| function.domain == *domain && function.allocates())
 }
@@ -89,6 +135,35 @@ pub fn name_and_domain(id: FunctionId) -> Option<(&'static str, Domain)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_documents_are_right() {
+        let catalog = Catalog::read(&DOCUMENTS).unwrap();
+        assert_eq!(catalog.functions, library_functions());
+        assert!(!catalog.functions.is_empty());
+    }
+
+    #[test]
+    fn ids_in_recordings_are_what_they_were() {
+        let names = [
+            "cudaMalloc",
+            "cudaMallocManaged",
+            "cudaMallocPitch",
+            "cudaFree",
+            "cudaMallocHost",
+            "cudaHostAlloc",
+            "cudaFreeHost",
+            "cuMemAlloc_v2",
+            "cuMemAllocManaged",
+            "cuMemFree_v2",
+            "cuMemAllocHost_v2",
+            "cuMemHostAlloc",
+            "cuMemFreeHost",
+        ];
+        for (id, name) in (memtrace_common::FIRST_LIBRARY_FUNCTION..).zip(names) {
+            assert_eq!(library_function(id).map(|function| function.symbol), Some(name));
+        }
+    }
 
     #[test]
     fn ids_find_their_rows() {

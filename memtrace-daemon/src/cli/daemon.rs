@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     attach::options::{Sizes, Subject},
+    catalog,
     config::{Config, DomainSection, Maps, VerdictSection},
     engine::{policy::CgroupPolicy, task::Request},
     serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
@@ -46,6 +47,7 @@ pub async fn daemon(arguments: DaemonArgs) -> anyhow::Result<u8> {
         writeln!(std::io::stdout(), "the configuration is right")?;
         return Ok(0);
     }
+    catalog::declare(&config.allocator, &config.free).map_err(anyhow::Error::msg)?;
     // Bound first: a second daemon ends before it attaches anything.
     let listeners = Listeners::bind(config.listen.0, &config.socket).await?;
     let address = listeners.tcp_address();

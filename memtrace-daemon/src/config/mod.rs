@@ -10,7 +10,10 @@ pub mod values;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memtrace_common::Domain;
 use serde::Deserialize;
+
+use crate::catalog::{self, AllocatorRow, FreeRow};
 
 pub use policy::{Exclude, Include};
 pub use sections::{DomainSection, Maps, StacksSection, VerdictSection};
@@ -66,6 +69,10 @@ pub struct Config {
     pub exclude: Exclude,
     /// When growth becomes a finding.
     pub verdict: VerdictSection,
+    /// Functions that give memory, beside those that memtrace knows.
+    pub allocator: Vec<AllocatorRow>,
+    /// Functions that take memory back, beside those that memtrace knows.
+    pub free: Vec<FreeRow>,
 }
 
 impl Default for Config {
@@ -87,6 +94,8 @@ impl Default for Config {
             include: Include::default(),
             exclude: Exclude::default(),
             verdict: VerdictSection::default(),
+            allocator: Vec::new(),
+            free: Vec::new(),
         }
     }
 }
@@ -181,6 +190,7 @@ impl Config {
         self.include.validate()?;
         self.exclude.validate()?;
         self.verdict.validate()?;
+        self.validate_domains()?;
         for (key, path) in [("socket", &self.socket), ("state_dir", &self.state_dir)] {
             if !path.is_absolute() {
                 return Err(format!("{key}: `{}` is not an absolute path", path.display()));
@@ -191,6 +201,26 @@ impl Config {
         }
         if self.quantum < 4096 {
             return Err("quantum: less than 4KiB samples nearly every allocation; use exact".into());
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// That whatever is to be booked has functions, and whatever has functions is to be booked.
+    fn validate_domains(&self) -> Result<(), String> {
+        let declared = catalog::declared_domains(&self.allocator, &self.free)?;
+        for (domain, symbol) in &declared {
+            if !self.domains.contains(*domain) {
+                return Err(format!(
+                    "[[allocator]] {symbol}: its domain is off; add \"{}\" to `domains`",
+                    domain.name()
+                ));
+            }
+        }
+        let declared: Vec<Domain> = declared.into_iter().map(|(domain, _)| domain).collect();
+        for domain in self.domains.iter().chain(self.verdict.domain.keys().copied()) {
+            values::has_probes(domain, &declared)?;
         }
         Ok(())
     }

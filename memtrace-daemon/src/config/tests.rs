@@ -80,9 +80,36 @@ fn a_wrong_line_is_named_in_one_line() {
             "m.toml: verdict.domain.kernel.confidence_to_report: 1.5 is not between 0 and 1",
         ),
         ("listen = [", "m.toml line 1: "),
+        ("[[allocator]]\nsymbol = 'f'\nlibary = 'x'", "m.toml line 3: unknown field `libary`"),
+        ("[[allocator]]\nsymbol = 'f'", "m.toml line 1: missing field `library`"),
+        (
+            "[[free]]\nlibrary = 'libx.so'\nsymbol = 'f'\ndomain = 'gpu'\npointers = 'x'",
+            "m.toml: [[free]] f: unknown domain `gpu`; choose from cuda,",
+        ),
     ] {
         let error = parse(text).unwrap_err();
         assert!(error.contains(expected), "{text:?} gave: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn declared_functions_give_a_domain_its_probes() {
+    let declared = "[[allocator]]\nlibrary = 'libx.so'\nsymbol = 'take'\ndomain = 'heap'\n\
+        pointers = 'x'\nsize = 0\npointer = 'return'\n\
+        [[free]]\nlibrary = 'libx.so'\nsymbol = 'give'\ndomain = 'heap'\npointers = 'x'\n";
+    let error = parse(declared).unwrap_err();
+    assert_eq!(error, "m.toml: [[allocator]] take: its domain is off; add \"heap\" to `domains`");
+    let config = parse(&format!("domains = ['heap']\n{declared}")).unwrap();
+    assert_eq!((config.allocator.len(), config.free.len()), (1, 1));
+    assert!(parse("domains = ['heap']").is_err());
+    for (from, to, expected) in [
+        ("size = 0", "size = 'big'", "m.toml line 7: a size is the number of an argument"),
+        ("'return'", "'here'", "m.toml line 8: a pointer is"),
+    ] {
+        let error = parse(&format!("domains = ['heap']\n{}", declared.replace(from, to)));
+        let error = error.unwrap_err();
+        assert!(error.contains(expected), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
 }

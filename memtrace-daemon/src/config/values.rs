@@ -75,10 +75,13 @@ impl Domains {
         self.0.iter().copied()
     }
 
-    fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    fn from_names<'a>(
+        names: impl IntoIterator<Item = &'a str>,
+        parse: impl Fn(&str) -> Result<Domain, String>,
+    ) -> Result<Self, String> {
         let mut set = BTreeSet::new();
         for name in names {
-            set.insert(parse_domain(name.trim())?);
+            set.insert(parse(name.trim())?);
         }
         if set.is_empty() {
             return Err(format!("no domain is named; choose from {}", list(booked_domains())));
@@ -97,7 +100,7 @@ impl FromStr for Domains {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::from_names(text.split(',').filter(|name| !name.trim().is_empty()))
+        Self::from_names(text.split(',').filter(|name| !name.trim().is_empty()), parse_domain)
     }
 }
 
@@ -110,7 +113,7 @@ impl fmt::Display for Domains {
 impl<'de> Deserialize<'de> for Domains {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
-        Self::from_names(names.iter().map(String::as_str)).map_err(D::Error::custom)
+        Self::from_names(names.iter().map(String::as_str), any_domain).map_err(D::Error::custom)
     }
 }
 
@@ -120,14 +123,24 @@ impl<'de> Deserialize<'de> for Domains {
 ///
 /// A sentence with the names that would be right.
 pub fn parse_domain(name: &str) -> Result<Domain, String> {
-    match Domain::from_name(name) {
-        Some(domain) if booked_domains().any(|booked| booked == domain) => Ok(domain),
-        Some(_) => Err(format!(
-            "domain `{name}` has no probes yet; choose from {}",
-            list(booked_domains())
-        )),
-        None => Err(format!("unknown domain `{name}`; choose from {}", list(booked_domains()))),
+    let domain = any_domain(name)?;
+    has_probes(domain, &[])?;
+    Ok(domain)
+}
+
+/// Reads the name of a domain: the configuration may declare the functions that book it.
+pub(super) fn any_domain(name: &str) -> Result<Domain, String> {
+    Domain::from_name(name)
+        .ok_or_else(|| format!("unknown domain `{name}`; choose from {}", list(booked_domains())))
+}
+
+/// That something books a domain: memtrace's own functions, or declared ones.
+pub(super) fn has_probes(domain: Domain, declared: &[Domain]) -> Result<(), String> {
+    if declared.contains(&domain) || booked_domains().any(|booked| booked == domain) {
+        return Ok(());
     }
+    let (name, booked) = (domain.name(), list(booked_domains()));
+    Err(format!("domain `{name}` has no probes yet; choose from {booked}"))
 }
 
 /// Reads a site id.
@@ -218,11 +231,11 @@ pub(super) fn sites<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u6
     ids.iter().map(|id| parse_site(id).map_err(D::Error::custom)).collect()
 }
 
-/// For `deserialize_with`: tables by the name of a domain that can be booked.
+/// For `deserialize_with`: tables by the name of a domain.
 pub(super) fn by_domain<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<Domain, T>, D::Error> {
     let named = BTreeMap::<String, T>::deserialize(deserializer)?;
-    let read = |(name, table): (String, T)| Ok((parse_domain(&name)?, table));
+    let read = |(name, table): (String, T)| Ok((any_domain(&name)?, table));
     named.into_iter().map(read).collect::<Result<_, String>>().map_err(D::Error::custom)
 }

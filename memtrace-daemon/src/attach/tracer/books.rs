@@ -21,8 +21,9 @@ impl Tracer {
         let next_id = self.control()?.next_id;
         let map: HashMap<&MapData, Plain<CallLiveKey>, Plain<CallLive>> =
             typed(&self.ebpf, "mt_clive")?;
-        // An entry that vanishes while we read was freed: not live.
-        let mut ids: Vec<u64> = map.iter().filter_map(|entry| Some(entry.ok()?.1.0.id)).collect();
+        // An entry that vanishes while we read was freed: not live. A mapping has no id.
+        let ids = map.iter().filter_map(|entry| Some(entry.ok()?.1.0.id));
+        let mut ids: Vec<u64> = ids.filter(|id| *id != 0).collect();
         ids.sort_unstable();
         Ok((next_id, ids))
     }

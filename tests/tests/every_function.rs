@@ -1,0 +1,121 @@
+//! Every function of the catalog against the true books of the stub libraries: success, failure,
+//! free by another thread, free of an address of nobody, and an exit without a free. What only
+//! calls inside calls show is in `cuda.rs`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use memtrace_daemon::catalog;
+use memtrace_tests::dump::{amount, sums};
+use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::memtrace::{Run, Traced};
+
+const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc";
+
+fn exact(client: &Path, scenario: &str) -> Result<Traced> {
+    let traced = Run::new(DOMAINS).trace(client, [scenario])?;
+    traced.dump.check_conservation()?;
+    let mut lost = traced.dump.losses();
+    lost.remove("stack_budget");
+    assert!(lost.is_empty(), "{scenario} lost: {lost:?}");
+    traced.truth()?.check_ended(traced.process()?).with_context(|| scenario.to_owned())?;
+    Ok(traced)
+}
+
+/// All ways of using a function, with the client of one library.
+fn every(client: &Path) -> Result<()> {
+    for scenario in [
+        "every-kept",
+        "every-freed",
+        "every-failing",
+        "every-failing-free",
+        "every-foreign",
+        "every-thread",
+    ] {
+        exact(client, scenario)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn every_function_of_cuda_is_exact_in_every_way() -> Result<()> {
+    for variant in [Variant::Plain, Variant::Endbr, Variant::TailCall] {
+        every(&fixture::build(variant)?.client()).with_context(|| format!("{variant:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn every_function_of_hip_is_exact_in_every_way() -> Result<()> {
+    every(&fixture::build(Variant::Plain)?.hip_client())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn every_function_of_the_catalog_is_called() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let mut called = Vec::new();
+    for (client, scenarios) in [
+        (fixtures.client(), &["every-kept", "every-failing-free", "kinds"][..]),
+        (fixtures.hip_client(), &["every-kept", "every-failing-free"][..]),
+    ] {
+        for scenario in scenarios {
+            let traced = exact(&client, scenario)?;
+            let sites = &traced.process()?.sites;
+            called.extend(sites.iter().map(|site| site.api.clone()));
+        }
+    }
+    let allocators = catalog::library_functions().iter().filter(|function| function.allocates());
+    for function in allocators {
+        assert!(called.iter().any(|api| api == function.symbol), "{}", function.symbol);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_handle_of_another_process_opened_again_is_one_more_reference() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.client(), "ipc-twice")?;
+    let terms = traced.process()?.domain("cuda_ipc");
+    assert_eq!((terms.terms.seen, terms.terms.freed), (amount(3, 0), amount(2, 0)));
+    assert_eq!(terms.terms.closed, amount(1, 0), "one of three references is left");
+    assert_eq!(terms.failed_frees, 1);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn memory_without_an_address_is_freed_when_it_is_released_and_unmapped() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.client(), "virtual")?;
+    let terms = traced.process()?.domain("cuda");
+    let mib = |count, mib: u64| amount(count, mib << 20);
+    assert_eq!(terms.terms.freed, mib(5, 2 + 4 + 64 + 128 + 256));
+    assert_eq!(terms.terms.closed, mib(3, 8 + 16 + 32));
+    assert_eq!((terms.unknown_frees, terms.failed_frees), (0, 0));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn memory_of_several_kinds_may_have_one_number() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.client(), "same-numbers")?;
+    let process = traced.process()?;
+    assert_eq!(process.domain("cuda").terms.freed, amount(1, 1_000));
+    assert_eq!(process.domain("pinned").terms.closed, amount(1, 2_000));
+    assert_eq!(process.domain("cuda_ipc").terms.closed, amount(1, 0));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn an_array_of_an_unknown_format_is_a_loss() -> Result<()> {
+    let client = fixture::build(Variant::Plain)?.client();
+    let traced = Run::new(DOMAINS).trace(client, ["unknown-format"])?;
+    traced.dump.check_conservation()?;
+    let lost: Vec<_> = traced.dump.losses().into_iter().collect();
+    assert_eq!(lost, [("unreadable_pointer", 1)]);
+    assert_eq!(sums(traced.process()?.sites.iter()).live, amount(0, 0));
+    Ok(())
+}
