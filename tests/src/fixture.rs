@@ -165,6 +165,7 @@ const LIBRARY: &[&str] = &[
     "-fno-omit-frame-pointer",
     // Functions of a real CUDA library begin with `push`; so do these.
     "-fno-shrink-wrap",
+    "-fno-schedule-insns2",
     "-fno-ipa-icf",
     "-fPIC",
     "-shared",
@@ -245,8 +246,17 @@ fn compile_cases(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let mut stripped = gcc(variant, LIBRARY, &["cases/stripped.c"]);
     stripped.args(["-fno-optimize-sibling-calls", "-s", "-Wl,-soname,libstripped.so"]);
     finish(stripped.args(link), &fixtures.stripped())?;
-    let files = ["main.c", "lost.c", "caches.c", "pools.c", "load.c", "families.c", "kernel.c"]
-        .map(|file| format!("cases/{file}"));
+    let files = [
+        "main.c",
+        "lost.c",
+        "caches.c",
+        "pools.c",
+        "load.c",
+        "families.c",
+        "handles.c",
+        "kernel.c",
+    ]
+    .map(|file| format!("cases/{file}"));
     let mut cases = gcc(variant, PROGRAM, &files.each_ref().map(String::as_str));
     finish(cases.args(link).args(["-l:libstripped.so", "-lm"]), &fixtures.cases())
 }

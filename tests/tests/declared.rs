@@ -101,7 +101,7 @@ fn declared_functions_are_booked_as_they_are_declared() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the binary: cargo xtask test"]
+#[ignore = "needs root: cargo xtask test"]
 fn the_check_says_in_one_line_what_makes_no_sense() -> Result<()> {
     let scratch = Scratch::new()?;
     for (from, to, expected) in [

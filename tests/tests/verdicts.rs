@@ -136,6 +136,12 @@ fn a15_a_caching_allocator_is_a_plateau_before_and_after_a_change_of_load() -> R
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn a17_handles_that_are_unmapped_and_never_released_are_a_leak() -> Result<()> {
+    leaks_without_frees("a17", "cuda", "create_segment")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn a19_a_leak_in_a_stripped_library_is_named_by_library_and_offset() -> Result<()> {
     let site = site("a19", "cuda", "libstripped.so")?;
     site.leaks_without_frees(0.0)?;
@@ -252,6 +258,12 @@ fn a40_ever_smaller_first_requests_are_warm_up_and_then_steady() -> Result<()> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn a41_what_a_pool_gives_in_stream_order_and_gets_back_is_steady() -> Result<()> {
+    ends_without_a_leak("a41", "cuda", "allocate_in_order", "steady")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn a42_memory_that_follows_the_requests_in_flight_is_steady() -> Result<()> {
     ends_without_a_leak("a42", "cuda", "activations", "steady")
 }
@@ -286,6 +298,7 @@ const LEAKS: &[(&str, &[&str])] = &[
     ("a19", &["libstripped.so"]),
     ("a21", &["create_descriptor"]),
     ("a23-lost", &["make_handle"]),
+    ("a17", &["create_segment"]),
     ("a26", &["stage_adapter"]),
     ("a29", &["do_eventfd", "alloc_pipe_info"]),
     ("a36", &["duplicate_string"]),

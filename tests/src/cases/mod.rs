@@ -45,6 +45,7 @@ pub const SCENARIOS: &[Scenario] = &[
     started("a9", 0),
     started("a10", 0),
     started("a15", 0),
+    started("a17", 0),
     started("a19", 0),
     started("a21", 0),
     started("a23", 0),
@@ -58,6 +59,7 @@ pub const SCENARIOS: &[Scenario] = &[
     started("a37", 0),
     started("a38", 0),
     started("a40", 0),
+    started("a41", 0),
     started("a42", 0),
     started("a43", 0),
 ];
