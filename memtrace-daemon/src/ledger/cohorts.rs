@@ -39,7 +39,9 @@ impl Cohorts {
         if newest.is_none_or(|newest| newest < window) {
             let cohort = Cohort { start: window, width: 1, allocated: 0, live: 0, live_bytes: 0 };
             if self.spans.len() == self.spans.capacity() {
-                self.spans.reserve_exact(OF_ONE_WIDTH);
+                // Most sites are used once.
+                let more = if self.spans.is_empty() { 1 } else { OF_ONE_WIDTH };
+                self.spans.reserve_exact(more);
             }
             self.spans.push(cohort);
             self.join(window);
