@@ -14,9 +14,8 @@ use memtrace_tests::stacks::build::{self, USUAL};
 use memtrace_tests::stacks::programs::anonymous_kib;
 
 const LATE: Duration = Duration::from_secs(60);
-/// The bound on anonymous memory: 64 MiB, as with 10,000 sites, and 2 KiB for each site more, and
-/// what the allocator keeps of copied stacks that had to wait on a busy machine.
-const MOST_KIB: u64 = (64 << 10) + 40_000 * 2 + (16 << 10);
+/// The bound on anonymous memory: 64 MiB, as with 10,000 sites, and 1.6 KiB for each site more.
+const MOST_KIB: u64 = (64 << 10) + 40_000 * 16 / 10;
 
 const PATHS: u64 = 50_000;
 /// A path in the middle; its bits say which function calls which.

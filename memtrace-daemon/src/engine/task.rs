@@ -28,7 +28,7 @@ use super::{
     todo::{Todo, report},
 };
 use crate::{
-    attach::{thread::AttachThread, tracer::Tracer},
+    attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk, UsageAsk},
     intake::{Bell, Item, Reader, recording::Recorder},
     record::{Anchor, Observation, RawStack, Record, StackKey},
@@ -321,23 +321,25 @@ impl Engine {
         todo.apply(core, record);
     }
 
+    /// Has the kernel side send something, again and again while there is more than the ring holds,
+    /// and takes it in. A reader that stands still takes nothing.
+    fn take_in(&mut self, what: &str, send: fn(&mut Tracer) -> Result<bool, TracerError>) {
+        for _ in 0..FLUSH_ROUNDS {
+            let sent = send(&mut self.parts.tracer);
+            let before = self.parts.reader.taken();
+            self.drain_all();
+            match sent {
+                Ok(false) if self.parts.reader.taken() > before => {}
+                sent => return report(what, sent.map(drop)),
+            }
+        }
+    }
+
     /// Has the kernel side send what has changed, and takes all of it in.
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        for _ in 0..FLUSH_ROUNDS {
-            let sent = self.parts.tracer.flush();
-            let before = self.parts.reader.taken();
-            self.drain_all();
-            match sent {
-                // More has changed than the ring holds. A reader that stands still takes nothing.
-                Ok(false) if self.parts.reader.taken() > before => {}
-                sent => {
-                    report("flush the kernel's counters", sent.map(drop));
-                    break;
-                }
-            }
-        }
+        self.take_in("flush the kernel's counters", Tracer::flush);
         self.look_for_loss();
         if self.reconcile || self.reconcile_at.is_some_and(|at| self.core.unwound() >= at) {
             self.read_live_ids();

@@ -5,7 +5,8 @@
 
 use memtrace_common::Domain;
 
-use super::{Engine, FLUSH_ROUNDS, report};
+use super::{Engine, report};
+use crate::attach::tracer::Tracer;
 
 impl Engine {
     /// Has the ages of live kernel memory looked up where a window of the verdict has just ended.
@@ -27,15 +28,7 @@ impl Engine {
         }
         self.aged.1 = without;
         // What does not fit into the ring now is looked up anew after the next window.
-        for _ in 0..FLUSH_ROUNDS {
-            let sent = self.parts.tracer.send_ages();
-            let before = self.parts.reader.taken();
-            self.drain_all();
-            match sent {
-                Ok(false) if self.parts.reader.taken() > before => {}
-                sent => return report("send the ages of live objects", sent.map(drop)),
-            }
-        }
+        self.take_in("send the ages of live objects", Tracer::send_ages);
     }
 
     /// Has ages looked up; how many accounts of at least `min_bytes` found no room for theirs.
