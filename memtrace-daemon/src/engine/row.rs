@@ -98,6 +98,8 @@ impl Rows {
             size(b).cmp(&size(a))
         });
         let mut news = Vec::new();
+        // No more room than they need: there are thousands of processes.
+        process.sites.reserve_exact(self.rows.len());
         for row in self.rows.drain(..) {
             if row.is_news(config) {
                 news.push((row.site.clone(), row.judgement));

@@ -8,7 +8,7 @@
 /// Spans of one width before two of them are joined.
 const OF_ONE_WIDTH: usize = 4;
 /// Spans get no wider than 2^this windows: what is older is one cohort.
-const WIDEST: u32 = 12;
+const WIDEST: u32 = 9;
 
 /// Objects that were allocated in one span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ pub struct Call {
     /// Whether its stack is here.
     pub stage: Stage,
     /// Return addresses, innermost first; the first is the direct caller. Empty while pending.
-    #[serde(deserialize_with = "super::form::addresses")]
+    #[serde(with = "super::form::addresses")]
     pub stack: Arc<[u64]>,
     /// How they were taken, and whether they are all.
     pub taken: Taken,

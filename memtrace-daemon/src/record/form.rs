@@ -1,18 +1,12 @@
 //! How the parts of a record are serialised that serde would not do, or not so that a recording
 //! lasts.
 
-use std::fmt;
-use std::sync::Arc;
-
-use serde::Deserializer;
-use serde::de::{Error, SeqAccess, Visitor};
-
 /// A value with the names of its fields and variants, as JSON within the bytes around it: fields
 /// and variants can be added without making older recordings unreadable. For what is rare.
 pub(super) mod named {
-    use serde::de::{DeserializeOwned, Error as _, Visitor};
+    use serde::de::{DeserializeOwned, Error as _};
     use serde::ser::Error as _;
-    use serde::{Deserializer, Serialize, Serializer};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     pub fn serialize<T: Serialize, S: Serializer>(
         value: &T,
@@ -24,66 +18,46 @@ pub(super) mod named {
     pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        struct Json;
-        impl<'de> Visitor<'de> for Json {
-            type Value = &'de [u8];
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("bytes of JSON")
-            }
-
-            fn visit_borrowed_bytes<E>(self, bytes: &'de [u8]) -> Result<&'de [u8], E> {
-                Ok(bytes)
-            }
-        }
-        let bytes = deserializer.deserialize_bytes(Json)?;
+        let bytes = <&[u8]>::deserialize(deserializer)?;
         serde_json::from_slice(bytes).map_err(D::Error::custom)
     }
 }
 
-/// Return addresses, without a list that is copied into another: there are some with each call.
-pub(super) fn addresses<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Arc<[u64]>, D::Error> {
-    /// Most stacks are not deeper.
-    const FEW: usize = 64;
+/// Return addresses as their bytes, little-endian: in numbers of seven bits each of them would
+/// take ten bytes, and longer to read than all that is around it.
+pub(super) mod addresses {
+    use memtrace_common::bytemuck::cast_slice;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    struct Addresses;
-    impl<'de> Visitor<'de> for Addresses {
-        type Value = Arc<[u64]>;
+    /// What a record is made for has no other order.
+    const _: () = assert!(cfg!(target_endian = "little"));
 
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("return addresses")
-        }
+    pub fn serialize<S: Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(cast_slice(addresses))
+    }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-            let mut few = [0; FEW];
-            for (used, place) in few.iter_mut().enumerate() {
-                let Some(address) = seq.next_element()? else {
-                    return Ok(few.get(..used).unwrap_or_default().into());
-                };
-                *place = address;
-            }
-            let mut many = few.to_vec();
-            while let Some(address) = seq.next_element()? {
-                many.push(address);
-            }
-            Ok(many.into())
+    pub fn deserialize<'de, D: Deserializer<'de>, A: FromIterator<u64>>(
+        deserializer: D,
+    ) -> Result<A, D::Error> {
+        let (addresses, rest) = <&[u8]>::deserialize(deserializer)?.as_chunks();
+        if rest.is_empty() {
+            Ok(addresses.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+        } else {
+            Err(D::Error::custom("the last return address is cut off"))
         }
     }
-    deserializer.deserialize_seq(Addresses)
 }
 
 /// A stack sample without the places for frames that it does not use.
 pub(super) mod sample {
-    use memtrace_common::{
-        Account, KernelSampleRecord, MAX_KERNEL_FRAMES, MAX_USER_FRAMES, RecordHeader,
-    };
-    use serde::{Deserialize, Serialize, Serializer};
+    use memtrace_common::bytemuck::Zeroable;
+    use memtrace_common::{Account, KernelSampleRecord, RecordHeader};
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::{Deserializer, Error as _, SeqAccess, Visitor, fmt};
+    use super::addresses;
 
-    /// As it is written, and read: frames are a slice there and their places here.
+    /// As it is written, and read.
     #[derive(Serialize, Deserialize)]
     struct Form<K, U> {
         header: RecordHeader,
@@ -95,36 +69,12 @@ pub(super) mod sample {
         user: U,
     }
 
-    /// Frames in their places, without a list in between.
-    struct Frames<const PLACES: usize> {
-        places: [u64; PLACES],
-        used: u32,
-    }
+    /// Frames to be written.
+    struct Used<'a>(&'a [u64]);
 
-    impl<'de, const PLACES: usize> Deserialize<'de> for Frames<PLACES> {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            struct Fill<const PLACES: usize>;
-            impl<'de, const PLACES: usize> Visitor<'de> for Fill<PLACES> {
-                type Value = Frames<PLACES>;
-
-                fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    write!(formatter, "at most {PLACES} frames")
-                }
-
-                fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-                    let mut frames = Frames { places: [0; PLACES], used: 0 };
-                    let mut places = frames.places.iter_mut();
-                    while let Some(frame) = seq.next_element()? {
-                        let place = places.next();
-                        let place =
-                            place.ok_or_else(|| A::Error::invalid_length(PLACES + 1, &self))?;
-                        *place = frame;
-                        frames.used += 1;
-                    }
-                    Ok(frames)
-                }
-            }
-            deserializer.deserialize_seq(Fill)
+    impl Serialize for Used<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            addresses::serialize(self.0, serializer)
         }
     }
 
@@ -158,31 +108,35 @@ pub(super) mod sample {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Box<KernelSampleRecord>, D::Error> {
-        let Form::<Frames<MAX_KERNEL_FRAMES>, Frames<MAX_USER_FRAMES>> {
+        let Form { header, account, weight, tgid, tid, kernel, user } =
+            Form::<&[u8], &[u8]>::deserialize(deserializer)?;
+        let mut sample = Box::new(KernelSampleRecord {
             header,
             account,
             weight,
             tgid,
             tid,
-            kernel,
-            user,
-        } = Form::deserialize(deserializer)?;
-        Ok(Box::new(KernelSampleRecord {
-            header,
-            account,
-            weight,
-            tgid,
-            tid,
-            kernel_frames: kernel.used,
-            user_frames: user.used,
-            kernel: kernel.places,
-            user: user.places,
-        }))
+            ..KernelSampleRecord::zeroed()
+        });
+        let frames = fill(&mut sample.kernel, kernel).zip(fill(&mut sample.user, user));
+        let refused = || D::Error::custom("there are more frames than places for them");
+        (sample.kernel_frames, sample.user_frames) = frames.ok_or_else(refused)?;
+        Ok(sample)
     }
 
     /// The frames that are used.
-    fn used(frames: &[u64], number: u32) -> &[u64] {
+    fn used(frames: &[u64], number: u32) -> Used<'_> {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
-        frames.get(..number).unwrap_or(frames)
+        Used(frames.get(..number).unwrap_or(frames))
+    }
+
+    /// Puts frames into their places; how many.
+    fn fill(places: &mut [u64], bytes: &[u8]) -> Option<u32> {
+        let (frames, rest) = bytes.as_chunks();
+        let places = places.get_mut(..frames.len()).filter(|_| rest.is_empty())?;
+        for (place, frame) in places.iter_mut().zip(frames) {
+            *place = u64::from_le_bytes(*frame);
+        }
+        u32::try_from(frames.len()).ok()
     }
 }

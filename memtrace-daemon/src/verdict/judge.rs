@@ -222,6 +222,8 @@ fn of_history(
     evidence.bytes_per_allocation = (allocated.count > 0).then(|| grown / allocated.count as f64);
     evidence.freed_share = share_freed(row.allocated, row.freed);
     evidence.survival = survivors(config, history, row);
+    // There is one of each row, in each picture that somebody still reads.
+    evidence.survival.shrink_to_fit();
     evidence.lost_events = lost_events;
     evidence.lost_share = lost_share;
     evidence.explained_ratio = match (domain, surroundings.slab_growth_bytes) {

@@ -14,41 +14,67 @@ use crate::ledger::LiveAges;
 const STALE: u64 = 3;
 
 /// Old bytes of one subject.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Old {
     /// When watching began, monotonic ns.
     since_ns: u64,
+    /// Boxed: of most subjects nothing is ever told.
+    told: Option<Box<Told>>,
+}
+
+/// What was told of a subject.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
     /// Bytes of each class or older that are from before, and for which classes that is known.
     before: [u64; AGE_CLASSES],
     known: [bool; AGE_CLASSES],
-    /// As last told; `None` where that is too long ago.
+    /// The last time; `None` where that is too long ago.
     now: Option<LiveAges>,
 }
 
 impl Old {
     /// Begins to watch: what is live now is from before.
     pub(super) fn begin(&mut self, now_ns: u64) {
-        *self = Self { since_ns: now_ns, now: self.now, ..Self::default() };
-        if let Some(ages) = self.now {
-            self.take(&ages, u64::MAX);
+        self.since_ns = now_ns;
+        if let Some(told) = &mut self.told {
+            **told = Told { now: told.now, ..Told::default() };
+            if let Some(ages) = told.now {
+                told.take(&ages, now_ns, u64::MAX);
+            }
         }
     }
 
     /// Looks at what was last told.
     pub(super) fn look(&mut self, now_ns: u64, window_ns: u64, told: Option<LiveAges>) {
         let stale_ns = window_ns.saturating_mul(STALE);
-        let told = told.filter(|ages| now_ns.saturating_sub(ages.time_ns) <= stale_ns);
-        if told == self.now {
+        let now = told.filter(|ages| now_ns.saturating_sub(ages.time_ns) <= stale_ns);
+        if now == self.told.as_ref().and_then(|told| told.now) {
             return;
         }
-        self.now = told;
-        if let Some(ages) = told {
-            self.take(&ages, window_ns);
+        let told = self.told.get_or_insert_default();
+        told.now = now;
+        if let Some(ages) = now {
+            told.take(&ages, self.since_ns, window_ns);
         }
     }
 
-    fn take(&mut self, ages: &LiveAges, window_ns: u64) {
-        let since = ages.time_ns.saturating_sub(self.since_ns);
+    /// Bytes allocated since watching began, and no longer than `reach` windows ago, that are
+    /// live and at least `age` windows old; `None` where that cannot be told.
+    pub(super) fn more(&self, age: u32, reach: u32) -> Option<u64> {
+        let Told { before, now, .. } = self.told.as_deref()?;
+        let ages = now.as_ref()?;
+        // Class n begins at 2^(n − 1) windows.
+        let class = age.max(1).next_power_of_two().ilog2() as usize + 1;
+        let more = at_least(ages, class).saturating_sub(*before.get(class)?);
+        let within = ages.bytes.iter().enumerate().skip(class);
+        let within = within.filter(|(class, _)| windows(*class) < u64::from(reach));
+        Some(more.min(within.map(|(_, bytes)| bytes).sum()))
+    }
+}
+
+impl Told {
+    fn take(&mut self, ages: &LiveAges, since_ns: u64, window_ns: u64) {
+        let since = ages.time_ns.saturating_sub(since_ns);
         let places = self.before.iter_mut().zip(&mut self.known);
         for (class, (before, known)) in places.enumerate() {
             // A scan comes a little after its window's end, so half a window more.
@@ -58,19 +84,6 @@ impl Old {
                 *known = true;
             }
         }
-    }
-
-    /// Bytes allocated since watching began, and no longer than `reach` windows ago, that are
-    /// live and at least `age` windows old; `None` where that cannot be told.
-    pub(super) fn more(&self, age: u32, reach: u32) -> Option<u64> {
-        let ages = self.now.as_ref()?;
-        // Class n begins at 2^(n − 1) windows.
-        let class = age.max(1).next_power_of_two().ilog2() as usize + 1;
-        let before = self.before.get(class)?;
-        let more = at_least(ages, class).saturating_sub(*before);
-        let within = ages.bytes.iter().enumerate().skip(class);
-        let within = within.filter(|(class, _)| windows(*class) < u64::from(reach));
-        Some(more.min(within.map(|(_, bytes)| bytes).sum()))
     }
 }
 

@@ -16,7 +16,7 @@ use bytes::{Buf, BufMut};
 /// What a recording begins with. Not text, and mended by nobody's line endings.
 pub const MAGIC: [u8; 8] = *b"\x89mtrec\r\n";
 /// The version of the format: of the frames, and of what records look like in them.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a frame's head.
 pub(super) const HEAD: usize = 16;

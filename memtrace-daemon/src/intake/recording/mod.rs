@@ -12,7 +12,6 @@ mod format;
 mod reader;
 #[cfg(test)]
 mod tests;
-mod wire;
 mod writer;
 
 pub use format::{MAGIC, VERSION};

@@ -5,7 +5,6 @@ use std::io::{self, Read};
 use bytes::Buf;
 
 use super::format::{CHECKSUM, HEAD, Head, Kind, LONGEST, MAGIC, VERSION};
-use super::wire;
 use crate::record::{Anchor, Record};
 
 /// Why a file cannot be replayed, to be said behind its name.
@@ -142,7 +141,7 @@ impl<R: Read> Recording<R> {
         loop {
             let rest = self.frame.content.get(self.frame.taken..).unwrap_or_default();
             if !rest.is_empty() {
-                return match wire::take(rest) {
+                return match postcard::take_from_bytes(rest) {
                     Ok((record, rest)) => {
                         self.frame.taken = self.frame.content.len() - rest.len();
                         Ok(Part::Record(record))
