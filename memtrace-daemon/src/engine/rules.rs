@@ -328,7 +328,7 @@ fn rule_14_failed_frees_and_failures_are_counted_and_move_nothing() {
     world.totals(Arrives);
     let picture = world.snapshot();
     let app = process(&picture, 1_001);
-    let terms = app.domains["cuda"];
+    let terms = &app.domains["cuda"];
     assert_eq!((terms.failures, terms.terms.seen.count), (2, 0));
     assert_eq!(app.sites.iter().map(|site| site.failures).collect::<Vec<_>>(), [1, 1]);
     assert_eq!(site(app, Some("unattributed")).failures, 1, "its record was lost");

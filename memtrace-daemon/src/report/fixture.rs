@@ -99,7 +99,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
 }
 
 pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
-    let mut domains = BTreeMap::<_, ProcessTerms>::new();
+    let mut domains = BTreeMap::<_, Box<ProcessTerms>>::new();
     for site in &sites {
         let seen = amount(site.allocated_bytes, site.allocations);
         domains

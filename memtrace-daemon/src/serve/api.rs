@@ -29,7 +29,7 @@ struct ProcessRow<'a> {
     ended_at: Option<jiff::Timestamp>,
     baseline: crate::snapshot::Baseline,
     measured: crate::snapshot::Measured,
-    domains: &'a std::collections::BTreeMap<&'static str, crate::snapshot::ProcessTerms>,
+    domains: &'a std::collections::BTreeMap<&'static str, Box<crate::snapshot::ProcessTerms>>,
     sites: usize,
 }
 

@@ -113,15 +113,16 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Of what was allocated at least so long ago, how much is still live.
+/// Of what was allocated at least so long ago, how much is still live. There are up to 16 of them
+/// with each site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Survival {
     /// At least so long ago, seconds.
-    pub age_seconds: f64,
+    pub age_seconds: f32,
     /// Objects allocated at least so long ago.
     pub allocated: u64,
     /// Share of them that is still live, 0 to 1.
-    pub share: f64,
+    pub share: f32,
 }
 
 /// Growth that is unbalanced, or another thing that a person should know.

@@ -200,8 +200,8 @@ pub struct Process {
     pub baseline: Baseline,
     /// What it holds now, as measured beside the books.
     pub measured: Measured,
-    /// Terms by domain name.
-    pub domains: BTreeMap<&'static str, ProcessTerms>,
+    /// Terms by domain name. Boxed: a map makes room for eleven at once, and most have one.
+    pub domains: BTreeMap<&'static str, Box<ProcessTerms>>,
     /// Sites, by live bytes, largest first.
     pub sites: Vec<Site>,
 }

@@ -8,7 +8,6 @@ use super::judge::Traffic;
 use super::old::Old;
 use super::pyramid::{Pyramid, Rough, Window};
 use super::weigh::Weighed;
-use crate::ledger::LiveAges;
 use crate::snapshot::Verdict;
 
 /// A new maximum is one by more than this share of the growth so far.
@@ -33,8 +32,6 @@ pub(super) struct Look {
     pub(super) ages: [u64; AGE_CLASSES],
     /// Of `live`: bytes that are old, of a sum whose objects are followed one by one.
     pub(super) old_bytes: Option<u64>,
-    /// How old what is live is, of kernel memory.
-    pub(super) live_ages: Option<LiveAges>,
     /// First allocation, monotonic ns.
     pub(super) first_ns: u64,
 }
@@ -159,8 +156,7 @@ impl History {
     }
 
     /// A look within a window.
-    pub(super) fn tick(&mut self, config: &VerdictConfig, now_ns: u64, look: &Look) {
-        self.old.look(now_ns, config.window_ns(), look.live_ages);
+    pub(super) fn tick(&mut self, look: &Look) {
         self.floor = self.floor.min(look.low_bytes).min(look.live.bytes);
         self.objects = self.objects.min(look.live.count);
         self.now = *look;

@@ -41,7 +41,7 @@ impl Level {
         };
         // What is measured always works: its rest is rest, never idleness.
         let look = Look { low_bytes: bytes, live, first_ns: self.first_ns, ..Look::default() };
-        history.tick(config, now_ns, &look);
+        history.tick(&look);
         if now_ns.saturating_sub(self.window_start_ns) >= config.window_ns() {
             self.window_start_ns = now_ns;
             history.end_window(config, now_ns, 0, true);

@@ -43,7 +43,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use memtrace_common::Domain;
 use rustc_hash::{FxHashMap, FxHasher};
 
-use crate::ledger::{Cohorts, FoldedKey, RowKey, RowSample};
+use crate::ledger::{Cohorts, FoldedKey, LiveAges, RowKey, RowSample};
 use crate::snapshot::Verdict;
 use config::Numbers;
 use history::{History, Look};
@@ -53,6 +53,15 @@ use sums::Sums;
 /// Subjects below this share of the smallest size that is judged have no history: it is what
 /// keeps ten thousand small sites cheap.
 const WATCH_SHARE: u64 = 4;
+
+/// How old what is live is, where that is known.
+#[derive(Clone, Copy, Default)]
+struct LiveByAge<'a> {
+    /// Of what is followed one by one, and the present window.
+    cohorts: Option<(&'a Cohorts, u32)>,
+    /// Of kernel memory.
+    ages: Option<LiveAges>,
+}
 
 /// The histories of all subjects that are large enough to matter, and what follows from them.
 #[derive(Debug)]
@@ -167,8 +176,9 @@ impl Verdicts {
         let window = judge::window_of(&self.numbers.everywhere, now_ns);
         self.sums.add(sample, self.round, (self.tick == 0).then_some(window));
         let cohorts = sample.cohorts.map(|cohorts| (cohorts, window));
+        let live = LiveByAge { cohorts, ages: sample.live_ages };
         let subject = Subject::Row(sample.key);
-        self.look_at(now_ns, subject, sample.owner, &weigh::look(sample), cohorts, sample.frozen);
+        self.look_at(now_ns, subject, sample.owner, &weigh::look(sample), live, sample.frozen);
     }
 
     /// Takes a look at a subject, and weighs it if it is its turn.
@@ -178,7 +188,7 @@ impl Verdicts {
         subject: Subject,
         owner: u32,
         look: &Look,
-        cohorts: Option<(&Cohorts, u32)>,
+        live: LiveByAge<'_>,
         frozen: bool,
     ) {
         let Self { numbers, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
@@ -201,10 +211,11 @@ impl Verdicts {
         if frozen {
             return;
         }
-        history.tick(config, now_ns, look);
+        history.old.look(now_ns, config.window_ns(), live.ages);
+        history.tick(look);
         // Not all at once, but each once a window.
         if history.slot % *ticks == *tick {
-            history.weighed = weigh::weigh(config, history, cohorts, scratch);
+            history.weighed = weigh::weigh(config, history, live.cohorts, scratch);
             let distrusted =
                 judge::distrust(config, surroundings, domain, history, look.live.bytes, look.freed);
             decide::decide(config, history, distrusted.is_some(), now_ns);
@@ -219,13 +230,13 @@ impl Verdicts {
         for ((serial, domain), sum) in &sums.processes {
             if sum.round == round && sum.has_many() {
                 let subject = Subject::Process(*serial, *domain);
-                self.look_at(now_ns, subject, *serial, &sum.look, None, false);
+                self.look_at(now_ns, subject, *serial, &sum.look, LiveByAge::default(), false);
             }
         }
         for ((service, domain), sum) in &sums.services {
             if sum.has_several() {
                 let subject = Subject::Service(*service, *domain);
-                self.look_at(now_ns, subject, 0, &sum.look(), None, false);
+                self.look_at(now_ns, subject, 0, &sum.look(), LiveByAge::default(), false);
             }
         }
         self.sums = sums;

@@ -47,8 +47,8 @@ pub(super) fn survival(cohorts: &Cohorts, now: u32, window_seconds: f64) -> Vec<
         if allocated == 0 {
             break;
         }
-        let age_seconds = window_seconds * f64::from(1_u32 << power);
-        rows.push(Survival { age_seconds, allocated, share: live as f64 / allocated as f64 });
+        let age = window_seconds * f64::from(1_u32 << power);
+        rows.push(row(age, allocated, live as f64 / allocated as f64));
     }
     rows
 }
@@ -74,9 +74,13 @@ pub(super) fn survival_by_ages(
         }
         share *= 1.0 - (*frees as f64 * part / at_risk).min(1.0);
         freed_younger += frees;
-        rows.push(Survival { age_seconds: window_seconds * f64::from(age), allocated, share });
+        rows.push(row(window_seconds * f64::from(age), allocated, share));
     }
     rows
+}
+
+fn row(age_seconds: f64, allocated: u64, share: f64) -> Survival {
+    Survival { age_seconds: age_seconds as f32, allocated, share: share as f32 }
 }
 
 #[cfg(test)]

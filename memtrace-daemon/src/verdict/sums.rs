@@ -232,7 +232,6 @@ impl Service {
             freed: Amount::default(),
             ages: [0; AGE_CLASSES],
             old_bytes: self.old,
-            live_ages: None,
             first_ns: self.first_ns,
         }
     }

@@ -388,7 +388,6 @@ pub(super) fn look(sample: &crate::ledger::RowSample<'_>) -> Look {
         freed: sample.freed,
         ages: sample.ages,
         old_bytes: None,
-        live_ages: sample.live_ages,
         first_ns: sample.first_ns,
     }
 }

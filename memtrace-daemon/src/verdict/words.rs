@@ -77,8 +77,8 @@ fn kept(weighed: &Weighed, evidence: &Evidence) -> Option<String> {
     let last = evidence.survival.last()?;
     Some(format!(
         "what is freed is freed within {residence}; of what is older than {} there is still {}",
-        human::duration(last.age_seconds),
-        share(last.share)
+        human::duration(f64::from(last.age_seconds)),
+        share(f64::from(last.share))
     ))
 }
 

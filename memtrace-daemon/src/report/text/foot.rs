@@ -85,7 +85,7 @@ fn odd_calls(snapshot: &Snapshot) -> Option<String> {
                 unknown_frees,
                 empty,
                 implausible,
-            } = domain;
+            } = &**domain;
             let counts = [failures, failed_frees, unknown_frees, empty, implausible];
             for (sum, count) in sums.iter_mut().zip(counts) {
                 *sum = sum.saturating_add(*count);
