@@ -214,6 +214,9 @@ pub struct Totals {
     pub freed_unseen: Amount,
     /// Seen, but not followed.
     pub dropped: Amount,
+    /// Of those allocated: given back by a reset of their device, or with their context.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub closed: Amount,
     /// Calls that failed (of allocating functions).
     pub failures: u64,
     /// Calls that failed (of freeing functions).
@@ -227,12 +230,15 @@ pub struct Totals {
     /// Sum of counters when the ring buffer last accepted it (kernel side's own use).
     pub reported: u64,
 }
-assert_size!(Totals, 128);
+assert_size!(Totals, 144);
 
 impl Totals {
     /// Entered into the live map and not freed since.
     #[must_use]
     pub const fn live(&self) -> Amount {
-        self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
+        self.allocated
+            .saturating_sub(self.freed)
+            .saturating_sub(self.freed_unseen)
+            .saturating_sub(self.closed)
     }
 }

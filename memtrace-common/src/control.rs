@@ -16,6 +16,8 @@ pub struct Control {
     pub next_serial: u64,
     /// Next id of an allocation by a library function; begins at 1.
     pub next_id: u64,
+    /// Contexts that programs have made.
+    pub contexts: u64,
     /// Next slot of the accounts that was never used; begins behind
     /// [`UNATTRIBUTED_SLOT`](crate::UNATTRIBUTED_SLOT).
     pub next_slot: u64,
@@ -24,7 +26,7 @@ pub struct Control {
     /// Live allocations by library functions.
     pub call_live: u64,
 }
-assert_size!(Control, 56);
+assert_size!(Control, 64);
 
 /// Where an allocation by a library function is found again.
 #[repr(C)]
@@ -45,27 +47,40 @@ assert_size!(CallLiveKey, 16);
 pub struct CallLive {
     /// Bytes.
     pub bytes: u64,
-    /// Unique id.
+    /// Unique id; 0 for what is in no counter.
     pub id: u64,
     /// When it was made, monotonic ns.
     pub time_ns: u64,
-    /// The function that made it; with [`CallLive::PENDING`], not booked yet.
-    pub function: u32,
-    /// [`CallLive::ROWLESS`] and, from [`CallLive::REFERENCE`] on, a number of references.
+    /// The function that made it.
+    pub function: u16,
+    /// The context that the program made and it was made in; 0 for a primary context, and where
+    /// that is not known.
+    pub context: u16,
+    /// [`CallLive::ROWLESS`], [`CallLive::PENDING`], the device and, from [`CallLive::REFERENCE`]
+    /// on, a number of references.
     pub state: u32,
 }
 assert_size!(CallLive, 32);
 
 impl CallLive {
-    /// An inner allocation whose outer call has not returned: it may turn out to be the
-    /// outer's own, so it is found by frees but is in no counter.
-    pub const PENDING: u32 = 1 << 31;
-
     /// It is booked in the row of totals of space 0, for want of one of its own.
     pub const ROWLESS: u32 = 1;
+    /// An inner allocation whose outer call has not returned: it may turn out to be the
+    /// outer's own, so it is found by frees but is in no counter.
+    pub const PENDING: u32 = 1 << 1;
+    /// Bits before the device.
+    pub const DEVICE_SHIFT: u32 = 2;
+    /// The device, before it is shifted: its number and 1; 0 where it is not known.
+    pub const DEVICE_MASK: u32 = 0xff;
     /// One reference beside the first, of memory that is counted by references.
-    pub const REFERENCE: u32 = 2;
+    pub const REFERENCE: u32 = 1 << 10;
 
     /// Nothing.
-    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, state: 0 };
+    pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, context: 0, state: 0 };
+
+    /// The number of the device that it is on and 1; 0 where that is not known.
+    #[must_use]
+    pub const fn device(&self) -> u32 {
+        (self.state >> Self::DEVICE_SHIFT) & Self::DEVICE_MASK
+    }
 }

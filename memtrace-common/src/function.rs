@@ -19,6 +19,28 @@ pub enum FunctionKind {
     Map = 3,
     /// Takes mappings away.
     Unmap = 4,
+    /// Changes the device or the context that its thread is in; [`DeviceRule`] says how.
+    Select = 5,
+    /// Gives back all that is bound to the primary context of a device.
+    Reset = 6,
+}
+
+/// What a call says of devices and contexts, with argument `device_argument`.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceRule {
+    /// Nothing: it is about the device that its thread is in.
+    Current = 0,
+    /// The argument is the number of a device.
+    Ordinal = 1,
+    /// The argument points to the properties of `cuMemCreate`, which name a device.
+    Properties = 2,
+    /// The argument is the context that the thread is in from then on; none leaves the one on top.
+    Context = 3,
+    /// The argument is a context that is put on top of the thread's.
+    Push = 4,
+    /// The context on top is taken away.
+    Pop = 5,
 }
 
 /// Where the size of an allocation comes from. Arguments count from 0.
@@ -61,6 +83,8 @@ pub enum PointerRule {
     OutParameter = 2,
     /// An argument itself: of a free, or of memory that its owner already had.
     Argument = 3,
+    /// The number of a device, and 1: an argument of 32 bits that may be 0.
+    Ordinal = 4,
 }
 
 /// What says that a call succeeded.
@@ -97,6 +121,11 @@ pub enum PointerClass {
     Physical = 8,
     /// Where such memory is mapped: no memory of its own.
     Mapping = 9,
+    /// Contexts that the program has made, by handle.
+    Context = 10,
+    /// Primary contexts, by the number of their device and 1. Retained again, it is one more
+    /// reference.
+    Primary = 11,
 }
 
 impl PointerClass {
@@ -160,8 +189,14 @@ pub struct FunctionSpec {
     pub folds: u8,
     /// [`Counted`]; 0 for memory that is given once and taken back once.
     pub counted: u8,
-    /// Always 0.
-    pub reserved: [u8; 4],
+    /// [`DeviceRule`].
+    pub device_rule: u8,
+    /// Argument of the device rule.
+    pub device_argument: u8,
+    /// 1 where what it gives is gone with the context that it was given in.
+    pub bound: u8,
+    /// 1 where nothing of it is counted: it is followed for what others are bound to.
+    pub uncounted: u8,
 }
 assert_size!(FunctionSpec, 16);
 

@@ -71,6 +71,9 @@ impl ProcessFlags {
     pub const KERNEL_THREAD: u32 = 4;
     /// The daemon itself.
     pub const SELF: u32 = 8;
+    /// Its program was executed while memtrace watched, or it is a child of such a process:
+    /// nothing that it did has been missed.
+    pub const WHOLE: u32 = 16;
 }
 
 /// What a policy map says about a comm, uid or cgroup.

@@ -164,7 +164,7 @@ pub struct TotalsRecord {
     /// The counters.
     pub totals: Totals,
 }
-assert_size!(TotalsRecord, 152);
+assert_size!(TotalsRecord, 168);
 
 /// One successful allocation by a library function, or one failed call. What is known of the
 /// stack follows it in the ring buffer, as [`StackForm`] says.
@@ -257,6 +257,21 @@ pub enum FreeReason {
     Freed = 1,
     /// Its address was handed out again, so it must have been freed unseen.
     FreedUnseen = 2,
+    /// Its device was reset, or its context destroyed.
+    Closed = 3,
+}
+
+impl FreeReason {
+    /// The reason with this discriminant.
+    #[must_use]
+    pub const fn from_u32(value: u32) -> Option<Self> {
+        match value {
+            1 => Some(Self::Freed),
+            2 => Some(Self::FreedUnseen),
+            3 => Some(Self::Closed),
+            _ => None,
+        }
+    }
 }
 
 /// One allocation left the books.

@@ -20,13 +20,14 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
-    LossCause, PointerRule, RecordKind, SizeRule, Success, cookie_function,
+    LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
 use crate::{
     arch,
-    call_books::{self, Caller, allocated, closed, left, next_id, opened, settled},
+    call_books::{self, Caller, Reference, allocated, closed, left, next_id, opened, settled},
+    context,
     emit::emit,
     geometry,
     inflight::{Frame, Inflight, Pending},
@@ -94,6 +95,10 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).size_a = arch::argument(regs, spec.size_a);
         (*frame).size_b = arch::argument(regs, spec.size_b);
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
+        if spec.pointer_rule == PointerRule::Ordinal as u8 {
+            (*frame).pointer = u64::from((*frame).pointer as u32) + 1;
+        }
+        (*frame).device = arch::argument(regs, spec.device_argument);
         (*frame).folds = u32::from(spec.folds);
         (*frame).flags = if spec.counted == 0 { 0 } else { Frame::COUNTED };
         if spec.size_rule >= SizeRule::PitchedExtent as u8 {
@@ -109,9 +114,16 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
             (*frame).flags |= Frame::FREE;
             set_aside(inflight, depth, spec, caller.space);
         }
+        if spec.kind == FunctionKind::Reset as u8 {
+            (*frame).flags |= Frame::RESET;
+            if depth > 0 && (*Inflight::frame(inflight, depth - 1)).flags & Frame::RESET != 0 {
+                (*frame).flags |= Frame::INNER;
+            }
+        }
         (*inflight).space = caller.space;
         (*inflight).serial = caller.serial;
         (*inflight).known = books.known;
+        (*inflight).whole = books.whole;
         (*inflight).depth = depth + 1;
     }
     Some(())
@@ -213,6 +225,21 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
             }
             return Some(());
         }
+        if spec.kind == FunctionKind::Select as u8 {
+            if succeeded {
+                context::select(inflight, frame, spec.device_rule, space);
+            }
+            return Some(());
+        }
+        if spec.kind == FunctionKind::Reset as u8 {
+            if (*frame).flags & Frame::INNER != 0 {
+            } else if succeeded {
+                context::reset(inflight, frame, spec.device_rule, space);
+            } else {
+                call_books::count(space, function, |row| &raw mut (*row).failed_frees);
+            }
+            return Some(());
+        }
         let mut outer = outer_of(inflight, depth - 1, spec);
         let mut told = false;
         if spec.counted != 0 && !outer.is_null() {
@@ -220,10 +247,14 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
             told = (*outer).flags & Frame::COUNTED != 0;
             outer = core::ptr::null_mut();
         }
+        if spec.class == PointerClass::Context as u8 {
+            // Nobody gives it on.
+            outer = core::ptr::null_mut();
+        }
         if told {
         } else if succeeded {
-            finish_allocation(&caller, frame, outer, spec, value);
-        } else if outer.is_null() {
+            finish_allocation(&caller, inflight, frame, outer, spec, value);
+        } else if outer.is_null() && spec.uncounted == 0 {
             fail(&caller, frame, spec);
         }
         settle_pending(&caller, frame, Caller::WALK_ABOVE);
@@ -234,6 +265,7 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
 #[inline(always)]
 unsafe fn finish_allocation(
     caller: &Caller,
+    inflight: *mut Inflight,
     frame: *mut Frame,
     outer: *mut Frame,
     spec: &FunctionSpec,
@@ -255,7 +287,7 @@ unsafe fn finish_allocation(
         };
         let pointer = if spec.pointer_rule == PointerRule::Return as u8 {
             value
-        } else if spec.pointer_rule == PointerRule::Argument as u8 {
+        } else if spec.pointer_rule != PointerRule::OutParameter as u8 {
             (*frame).pointer
         } else if let Ok(pointer) = bpf_probe_read_user((*frame).pointer as *const u64) {
             pointer
@@ -277,10 +309,20 @@ unsafe fn finish_allocation(
         }
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
-        let mut entry = CallLive { bytes, id: 0, time_ns: now(), function, state: 0 };
+        let function = cookie_function((*frame).cookie);
+        let mut entry = CallLive { bytes, time_ns: now(), function, ..CallLive::NONE };
+        context::place(inflight, frame, spec.device_rule, &mut entry);
         if spec.counted == Counted::Given as u8 {
-            entry.id = next_id();
+            entry.id = if spec.uncounted == 0 { next_id() } else { 0 };
+            if spec.class == PointerClass::Primary as u8 {
+                context::retained(caller.space, frame, &entry);
+            }
             return opened(caller, &key, &mut entry);
+        }
+        if spec.class == PointerClass::Context as u8 {
+            entry.id = if spec.uncounted == 0 { next_id() } else { 0 };
+            context::made(inflight, &mut entry);
+            return allocated(caller, &key, &mut entry);
         }
         match take_inner(frame, &key) {
             Inner::Waits(live) => {
@@ -353,7 +395,7 @@ fn fail(caller: &Caller, frame: *mut Frame, spec: &FunctionSpec) {
         return;
     }
     let key = CallLiveKey { space: caller.space, class: 0, pointer: 0 };
-    let entry = CallLive { bytes, function, ..CallLive::NONE };
+    let entry = CallLive { bytes, function: function as u16, ..CallLive::NONE };
     call_books::report(caller, RecordKind::Failure, &key, &entry);
 }
 
@@ -376,19 +418,30 @@ unsafe fn finish_free(
         let key = free_key(caller.space, frame, spec);
         let taken = (*frame).taken;
         if !succeeded {
-            call_books::count(caller.space, function, |row| &raw mut (*row).failed_frees);
+            if spec.uncounted == 0 {
+                call_books::count(caller.space, function, |row| &raw mut (*row).failed_frees);
+            }
             if flags & Frame::TAKEN != 0 {
                 restore(caller, &key, &taken);
             }
         } else if flags & Frame::TAKEN != 0 {
-            let whose = if taken.function & CallLive::PENDING != 0 && depth > 0 {
+            let whose = if taken.state & CallLive::PENDING != 0 && depth > 0 {
                 waited(caller, Inflight::frame(inflight, depth - 1), &taken)
             } else {
                 *caller
             };
             left(&whose, &key, &taken, FreeReason::Freed);
-        } else if spec.counted == 0 || !closed(&key) {
-            call_books::count(caller.space, function, |row| &raw mut (*row).unknown_frees);
+            if spec.class == PointerClass::Context as u8 {
+                context::destroyed(inflight, caller.space, &taken);
+            }
+        } else {
+            let reference = if spec.counted == 0 { Reference::Unknown } else { closed(&key) };
+            if reference == Reference::Last && spec.class == PointerClass::Primary as u8 {
+                context::released(caller.space, key.pointer);
+            }
+            if reference == Reference::Unknown && spec.uncounted == 0 {
+                call_books::count(caller.space, function, |row| &raw mut (*row).unknown_frees);
+            }
         }
     }
 }

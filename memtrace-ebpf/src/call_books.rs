@@ -85,10 +85,10 @@ fn row_for(space: u32, function: u32, bytes: u64) -> (Option<*mut Totals>, bool)
     }
 }
 
-/// What an entry that has no other reference says of its row.
+/// What an entry says, and of its row.
 #[inline(always)]
-const fn rowless(own: bool) -> u32 {
-    if own { 0 } else { CallLive::ROWLESS }
+const fn rowless(state: u32, own: bool) -> u32 {
+    if own { state & !CallLive::ROWLESS } else { state | CallLive::ROWLESS }
 }
 
 /// Counts one event that moves no bytes; whether it has a row of its own.
@@ -109,12 +109,16 @@ pub fn next_id() -> u64 {
     atomic::fetch_add(unsafe { &raw mut (*control).next_id }, 1)
 }
 
-/// Books an allocation: counted as seen, entered into the live map, reported.
+/// Books an allocation: counted as seen, entered into the live map, reported. What has no id is
+/// entered only.
 #[inline(never)]
 pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
-    let (row, own) = row_for(key.space, entry.function, entry.bytes);
+    if entry.id == 0 {
+        return allocated_uncounted(key, entry);
+    }
+    let (row, own) = row_for(key.space, u32::from(entry.function), entry.bytes);
     let Some(row) = row else { return };
-    entry.state = rowless(own);
+    entry.state = rowless(entry.state, own);
     // SAFETY: `row` is a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
@@ -138,6 +142,15 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     }
 }
 
+/// Enters what is in no counter. If there is no room, nothing is known to be bound to it.
+#[inline(always)]
+pub fn allocated_uncounted(key: &CallLiveKey, entry: &CallLive) {
+    let mut old = CallLive::NONE;
+    if let Inserted::Replaced = insert_call(key, entry, &mut old) {
+        gone(key, &old, FreeReason::FreedUnseen);
+    }
+}
+
 /// Books memory that is counted by references: given again, it is one more reference.
 #[inline(always)]
 pub fn opened(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
@@ -149,19 +162,30 @@ pub fn opened(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     allocated(caller, key, entry);
 }
 
-/// Takes one reference back, or the entry with the last one; whether it was on the books.
+/// What became of a reference that was taken back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reference {
+    /// It was not on the books.
+    Unknown,
+    /// Others are left.
+    OneOfMore,
+    /// It was the last one: the entry is gone.
+    Last,
+}
+
+/// Takes one reference back, or the entry with the last one.
 #[inline(always)]
-pub fn closed(key: &CallLiveKey) -> bool {
-    let Some(live) = CALL_LIVE.get_ptr_mut(key) else { return false };
+pub fn closed(key: &CallLiveKey) -> Reference {
+    let Some(live) = CALL_LIVE.get_ptr_mut(key) else { return Reference::Unknown };
     // SAFETY: a checked map value.
     let state = unsafe { &raw mut (*live).state };
     if atomic::fetch_add_32(state, CallLive::REFERENCE.wrapping_neg()) >= CallLive::REFERENCE {
-        return true;
+        return Reference::OneOfMore;
     }
     atomic::fetch_add_32(state, CallLive::REFERENCE);
-    let Some(entry) = remove_call(key) else { return false };
+    let Some(entry) = remove_call(key) else { return Reference::Unknown };
     gone(key, &entry, FreeReason::Freed);
-    true
+    Reference::Last
 }
 
 /// Books an allocation that cannot be followed; the cause is the caller's to count.
@@ -182,9 +206,9 @@ pub fn dropped(space: u32, function: u32, bytes: u64) {
 /// its own, `entry` says so then.
 #[inline(never)]
 pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
-    let (row, own) = row_for(key.space, entry.function, entry.bytes);
+    let (row, own) = row_for(key.space, u32::from(entry.function), entry.bytes);
     let Some(row) = row else { return };
-    entry.state = rowless(own);
+    entry.state = rowless(entry.state, own);
     // SAFETY: a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
@@ -199,8 +223,8 @@ pub fn settled(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
 #[inline(never)]
 pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
     let mut entry = *entry;
-    if entry.function & CallLive::PENDING != 0 {
-        entry.function &= !CallLive::PENDING;
+    if entry.state & CallLive::PENDING != 0 {
+        entry.state &= !CallLive::PENDING;
         settled(caller, key, &mut entry);
     }
     gone(key, &entry, reason);
@@ -208,15 +232,20 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
 
 /// The same of an entry that did not wait for another call.
 #[inline(never)]
-fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
+pub fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
+    if entry.id == 0 {
+        return;
+    }
     let rowless = entry.state & CallLive::ROWLESS != 0;
-    let row = if rowless { common_row(entry.function) } else { own_row(key.space, entry.function) };
+    let function = u32::from(entry.function);
+    let row = if rowless { common_row(function) } else { own_row(key.space, function) };
     if let Some(row) = row {
         // SAFETY: a checked map value.
         let amount: *mut Amount = unsafe {
             match reason {
                 FreeReason::Freed => &raw mut (*row).freed,
                 FreeReason::FreedUnseen => &raw mut (*row).freed_unseen,
+                FreeReason::Closed => &raw mut (*row).closed,
             }
         };
         add_one(amount, entry.bytes);
@@ -230,7 +259,7 @@ fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
             (*record).id = entry.id;
             (*record).bytes = entry.bytes;
             (*record).space = key.space;
-            (*record).function = entry.function;
+            (*record).function = function;
             (*record).reason = reason as u32;
             (*record).tid = bpf_get_current_pid_tgid() as u32;
         }
@@ -250,7 +279,7 @@ pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &Call
         pointer: key.pointer,
         bytes: entry.bytes,
         space: caller.space,
-        function: entry.function,
+        function: u32::from(entry.function),
         tgid: (id >> 32) as u32,
         tid: id as u32,
         serial: caller.serial,

@@ -204,6 +204,7 @@ unsafe fn totals_changes(totals: *const Totals) -> u64 {
             .wrapping_add((*totals).freed.count)
             .wrapping_add((*totals).freed_unseen.count)
             .wrapping_add((*totals).dropped.count)
+            .wrapping_add((*totals).closed.count)
             .wrapping_add((*totals).failures)
             .wrapping_add((*totals).failed_frees)
             .wrapping_add((*totals).unknown_frees)
@@ -235,7 +236,7 @@ unsafe extern "C" fn clear_space(
             let entry: Option<CallLive> = remove_call(&key);
             if let Some(entry) = entry
                 && entry.state & CallLive::ROWLESS != 0
-                && let Some(row) = common_row(entry.function & !CallLive::PENDING)
+                && let Some(row) = common_row(u32::from(entry.function))
             {
                 add_one(&raw mut (*row).freed_unseen, entry.bytes);
             }

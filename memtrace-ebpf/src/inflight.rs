@@ -3,7 +3,7 @@
 
 use aya_ebpf::helpers::generated::bpf_task_storage_get;
 use memtrace_common::{
-    CallLive,
+    CallLive, ProcessFlags,
     tunables::{INFLIGHT_DEPTH, PENDING_INNER},
 };
 
@@ -32,9 +32,11 @@ pub struct Frame {
     pub size_a: u64,
     pub size_b: u64,
     pub pointer: u64,
+    /// The argument of the device rule.
+    pub device: u64,
     /// Families that fold into this call; 0 for a free.
     pub folds: u32,
-    /// [`Frame::FREE`], [`Frame::INNER`], [`Frame::TAKEN`], [`Frame::COUNTED`].
+    /// [`Frame::FREE`] and those that follow it.
     pub flags: u32,
     /// Of a free: the entry that was set aside.
     pub taken: CallLive,
@@ -79,6 +81,8 @@ impl Frame {
     pub const TAKEN: u32 = 4;
     /// Memory that is counted by references.
     pub const COUNTED: u32 = 8;
+    /// A reset of a device.
+    pub const RESET: u32 = 16;
 }
 
 /// The stack of a thread.
@@ -94,9 +98,18 @@ pub struct Inflight {
     pub serial: u32,
     /// [`process::booked_since`] when those were found out; 0 where they are to be found out again.
     pub known: u64,
+    /// The device and the context that the thread is in, as [`context`](crate::context) has them.
+    pub place: u32,
+    /// Those that it comes back to.
+    pub below: [u32; BELOW],
+    /// 1 where nothing that its process did has been missed.
+    pub whole: u64,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
 }
+
+/// Contexts below the one that a thread is in that are remembered.
+pub const BELOW: usize = 3;
 
 const _: () = assert!(INFLIGHT_DEPTH.is_power_of_two());
 
@@ -125,12 +138,14 @@ impl Inflight {
         // SAFETY: checked task storage.
         unsafe {
             if !this.is_null() && (*this).known == known {
-                return Some(Books { space: (*this).space, serial: (*this).serial, known });
+                let (space, serial, whole) = ((*this).space, (*this).serial, (*this).whole);
+                return Some(Books { space, serial, known, whole });
             }
         }
         let identity = process::current(task)?;
         let (space, serial) = (identity.space, identity.serial);
-        identity.booked().then_some(Books { space, serial, known })
+        let whole = u64::from(identity.flags & ProcessFlags::WHOLE != 0);
+        identity.booked().then_some(Books { space, serial, known, whole })
     }
 
     /// The frame at a depth, counted from the outermost. Masked rather than checked, so that

@@ -47,6 +47,7 @@ fn executed(ctx: &BtfTracePointContext) -> Option<()> {
         // A service forks, changes its user and its cgroup, and executes.
         process::refresh_owner(entry);
         refresh_flags(entry);
+        (*entry).flags |= ProcessFlags::WHOLE;
         (*entry).version += 1;
     }
     forget_identity();
@@ -83,7 +84,7 @@ fn forked(parent: Task, child: Task) -> Option<()> {
         process::inherit_policy(&parent.process_key(), &key);
     }
     let birth = Birth {
-        flags: of_parent.flags & ProcessFlags::TRACED,
+        flags: of_parent.flags & (ProcessFlags::TRACED | ProcessFlags::WHOLE),
         shared_space: space,
         shared_owner: owner,
         parent_tgid: parent.tgid(),

@@ -15,6 +15,7 @@ mod alloc_api;
 mod arch;
 mod atomic;
 mod call_books;
+mod context;
 mod copy;
 mod emit;
 mod flush;

@@ -37,8 +37,8 @@ pub fn map(space: u32, frame: *mut Frame) {
     // SAFETY: a checked map value.
     atomic::fetch_add_32(unsafe { &raw mut (*live).state }, CallLive::REFERENCE);
     let key = CallLiveKey { space, class: PointerClass::Mapping as u32, pointer: at };
-    let function = u32::from(cookie_function(cookie));
-    let entry = CallLive { bytes, id: 0, time_ns: handle, function, state: 0 };
+    let function = cookie_function(cookie);
+    let entry = CallLive { bytes, time_ns: handle, function, ..CallLive::NONE };
     let mut old = CallLive::NONE;
     match insert_call(&key, &entry, &mut old) {
         Inserted::New => {}

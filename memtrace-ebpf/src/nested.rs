@@ -9,7 +9,7 @@ use memtrace_common::{
 
 use crate::{
     call_books::{Caller, dropped, left, settled},
-    inflight::{Frame, Inflight, Pending},
+    inflight::{BELOW, Frame, Inflight, Pending},
     live::{Inserted, insert_call, put_back},
     loss::lost,
     maps::{CALL_LIVE, FUNCTIONS},
@@ -129,6 +129,8 @@ pub fn drop_all(caller: &Caller, inflight: *mut Inflight) {
     unsafe {
         (*inflight).trampoline = 0;
         (*inflight).known = 0;
+        (*inflight).place = 0;
+        (*inflight).below = [0; BELOW];
     }
 }
 
@@ -185,7 +187,7 @@ pub fn wait_for(caller: &Caller, outer: *mut Frame, key: &CallLiveKey, entry: &C
         }
         let mut old = CallLive::NONE;
         let mut pending = *entry;
-        pending.function |= CallLive::PENDING;
+        pending.state |= CallLive::PENDING;
         let entered = match insert_call(key, &pending, &mut old) {
             Inserted::New => true,
             Inserted::Replaced => {
@@ -201,7 +203,7 @@ pub fn wait_for(caller: &Caller, outer: *mut Frame, key: &CallLiveKey, entry: &C
         (*place).bytes = entry.bytes;
         (*place).id = if entered { entry.id } else { 0 };
         (*place).caller = caller.direct;
-        (*place).function = entry.function;
+        (*place).function = u32::from(entry.function);
         (*place).class = key.class;
     }
 }
@@ -240,9 +242,7 @@ pub unsafe fn take_inner(frame: *mut Frame, key: &CallLiveKey) -> Inner {
             return Inner::Waits(live);
         }
         // Ids ascend, and the address is the caller's now.
-        if settled_from != 0
-            && (*live).id >= settled_from
-            && (*live).function & CallLive::PENDING == 0
+        if settled_from != 0 && (*live).id >= settled_from && (*live).state & CallLive::PENDING == 0
         {
             return Inner::Booked;
         }
@@ -297,7 +297,7 @@ unsafe fn settle(caller: &Caller, place: *mut Pending, above: u64) {
         if let Some(live) = CALL_LIVE.get_ptr_mut(&key)
             && (*live).id == id
         {
-            (*live).function &= !CallLive::PENDING;
+            (*live).state &= !CallLive::PENDING;
             let mut entry = *live;
             settled(&caller.known(direct, above), &key, &mut entry);
             (*live).state = entry.state;

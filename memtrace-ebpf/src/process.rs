@@ -53,6 +53,8 @@ pub struct Books {
     pub serial: u32,
     /// [`booked_since`] at the time.
     pub known: u64,
+    /// 1 where nothing that the process did has been missed.
+    pub whole: u64,
 }
 
 /// A number, never 0, that is another one whenever user space has changed what is booked.

@@ -193,7 +193,8 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let origin = "-Wl,-rpath,$ORIGIN";
     let search = format!("-L{}", fixtures.directory.display());
 
-    let mut driver = gcc(variant, LIBRARY, &["cuda.c", "stub_books.c", "stub_switches.c"]);
+    let mut driver =
+        gcc(variant, LIBRARY, &["cuda.c", "cuda_contexts.c", "stub_books.c", "stub_switches.c"]);
     driver.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libcuda.so.1"]);
     finish(driver.arg(map("cuda.map")).arg("-pthread"), &fixtures.cuda())?;
 
@@ -213,6 +214,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
             "client_jumps.c",
             "client_load.c",
             "client_every.c",
+            "client_contexts.c",
         ],
     );
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);

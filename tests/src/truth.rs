@@ -11,7 +11,7 @@ use crate::dump::{Amount, Process};
 /// The domains that the stubs give memory in and that are on by default.
 pub const DOMAINS: [&str; 3] = ["cuda", "managed", "pinned"];
 /// All domains of the stubs.
-const ALL: [&str; 4] = ["cuda", "managed", "pinned", "cuda_ipc"];
+const ALL: [&str; 5] = ["cuda", "managed", "pinned", "cuda_ipc", "handles"];
 
 /// One line of the client.
 #[derive(Clone, Debug, Deserialize)]
@@ -42,6 +42,7 @@ pub struct DomainTruth {
     pub live: Amount,
     pub freed: Amount,
     pub freed_unseen: Amount,
+    pub closed: Amount,
     pub failures: u64,
     pub failed_frees: u64,
     pub unknown_frees: u64,
@@ -85,10 +86,14 @@ impl Truth {
     pub fn check_running(&self, process: &Process) -> anyhow::Result<()> {
         ensure!(!process.ended, "{} runs, the books say that it has ended", self.pid);
         for domain in ALL {
-            let DomainTruth { live, .. } = self.check_domain(process, domain)?;
+            let DomainTruth { live, closed, .. } = self.check_domain(process, domain)?;
             let terms = process.domain(domain).terms;
             ensure!(terms.live == live, "{domain}: live {:?}, truly {live:?}", terms.live);
-            ensure!(terms.closed == Amount::default(), "{domain}: closed {:?}", terms.closed);
+            ensure!(
+                terms.closed == closed,
+                "{domain}: closed {:?}, truly {closed:?}",
+                terms.closed
+            );
         }
         self.check_functions(process)
     }
@@ -113,9 +118,15 @@ impl Truth {
     pub fn check_ended_but_names(&self, process: &Process) -> anyhow::Result<()> {
         ensure!(process.ended, "{} has ended, the books say that it runs", self.pid);
         for domain in ALL {
-            let DomainTruth { live, .. } = self.check_domain(process, domain)?;
+            let DomainTruth { live, closed, .. } = self.check_domain(process, domain)?;
             let terms = process.domain(domain).terms;
-            ensure!(terms.closed == live, "{domain}: closed {:?}, truly {live:?}", terms.closed);
+            // What a reset gave back, and what was there at the end.
+            let closed = closed + live;
+            ensure!(
+                terms.closed == closed,
+                "{domain}: closed {:?}, truly {closed:?}",
+                terms.closed
+            );
             ensure!(terms.live == Amount::default(), "{domain}: live {:?}", terms.live);
         }
         Ok(())
@@ -127,6 +138,7 @@ impl Truth {
         let as_truth = DomainTruth {
             seen: books.terms.seen,
             live: truth.live,
+            closed: truth.closed,
             freed: books.terms.freed,
             freed_unseen: books.terms.freed_unseen,
             failures: books.failures,

@@ -10,7 +10,7 @@ use memtrace_tests::dump::{amount, sums};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{Run, Traced};
 
-const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc";
+const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc,handles";
 
 fn exact(client: &Path, scenario: &str) -> Result<Traced> {
     let traced = Run::new(DOMAINS).trace(client, [scenario])?;

@@ -40,9 +40,15 @@ impl Default for FilePolicy {
 
 impl FilePolicy {
     /// Whether a function is probed. One that frees is, when any domain is on whose pointers
-    /// it could free: `cudaFree` also frees managed memory.
+    /// it could free: `cudaFree` also frees managed memory. So is one that says which context or
+    /// device a thread is in, or that ends one, when anything is on that goes with them.
     #[must_use]
     pub fn wants(&self, function: &Function) -> bool {
+        if function.is_about_contexts() {
+            return library_functions()
+                .iter()
+                .any(|other| other.spec.bound != 0 && self.domains.contains(&other.domain));
+        }
         if function.allocates() {
             return self.domains.contains(&function.domain);
         }
@@ -103,7 +109,14 @@ mod tests {
         assert!(pinned.contains(&"cudaHostAlloc") && pinned.contains(&"cuMemFreeHost"));
         assert!(!pinned.contains(&"cudaFree"));
         assert_eq!(
-            wanted(&[Domain::Cuda, Domain::Managed, Domain::Pinned, Domain::CudaIpc]).len(),
+            wanted(&[
+                Domain::Cuda,
+                Domain::Managed,
+                Domain::Pinned,
+                Domain::CudaIpc,
+                Domain::Handles
+            ])
+            .len(),
             library_functions().len()
         );
     }

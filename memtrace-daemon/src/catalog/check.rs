@@ -2,12 +2,13 @@
 //! that names the function.
 
 use memtrace_common::{
-    Counted, Domain, FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind, FunctionSpec,
-    PointerClass, PointerRule, SizeRule, Success, tunables::FUNCTIONS,
+    Counted, DeviceRule, Domain, FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind,
+    FunctionSpec, PointerClass, PointerRule, SizeRule, Success, tunables::FUNCTIONS,
 };
 
 use super::document::{
-    AllocatorRow, Document, FreeRow, MapRow, PointerForm, SizeForm, SuccessForm,
+    AllocatorRow, DeviceForm, Document, FreeRow, MapRow, PointerForm, ResetRow, SelectRow,
+    SizeForm, SuccessForm,
 };
 use super::{Catalog, Function, Library};
 
@@ -48,6 +49,16 @@ impl Catalog {
             let library = self.library(&row.library)?;
             let id = own_id(Some(row.id), &row.symbol)?;
             self.push(id, library, &row.symbol, map(row, library)?)?;
+        }
+        for row in &document.select {
+            let library = self.library(&row.library)?;
+            let id = own_id(Some(row.id), &row.symbol)?;
+            self.push(id, library, &row.symbol, select(row, library)?)?;
+        }
+        for row in &document.reset {
+            let library = self.library(&row.library)?;
+            let id = own_id(Some(row.id), &row.symbol)?;
+            self.push(id, library, &row.symbol, reset(row, library)?)?;
         }
         Ok(())
     }
@@ -104,6 +115,8 @@ pub(super) fn class(pointers: &str) -> Result<u8, String> {
         "array" => Ok(PointerClass::Array as u8),
         "ipc" => Ok(PointerClass::Ipc as u8),
         "physical" => Ok(PointerClass::Physical as u8),
+        "context" => Ok(PointerClass::Context as u8),
+        "primary" => Ok(PointerClass::Primary as u8),
         _ => Err(format!("no pointers `{pointers}`")),
     }
 }
@@ -128,7 +141,14 @@ pub(super) fn allocator(
         PointerForm::Named(_) => (PointerRule::Return, 0),
         PointerForm::Out(form) => (PointerRule::OutParameter, argument(form.out)?),
         PointerForm::Argument(form) => (PointerRule::Argument, argument(form.argument)?),
+        PointerForm::Ordinal(form) => (PointerRule::Ordinal, argument(form.ordinal)?),
     };
+    let (device_rule, device_argument) = match row.device {
+        None => (DeviceRule::Current, 0),
+        Some(DeviceForm::Argument(a)) => (DeviceRule::Ordinal, argument(a)?),
+        Some(DeviceForm::Properties(form)) => (DeviceRule::Properties, argument(form.properties)?),
+    };
+    let domain = domain(symbol, &row.domain)?;
     let success = match (pointer_rule, row.success) {
         (PointerRule::Return, None) => Success::NonNull,
         (_, None) => Success::ZeroStatus,
@@ -144,7 +164,7 @@ pub(super) fn allocator(
     };
     Ok(FunctionSpec {
         kind: FunctionKind::Allocate as u8,
-        domain: domain(symbol, &row.domain)? as u8,
+        domain: domain as u8,
         class,
         size_rule: size_rule as u8,
         size_a,
@@ -155,8 +175,19 @@ pub(super) fn allocator(
         family: library.family as u8,
         folds: folds(library.family),
         counted: counted(class),
+        device_rule: device_rule as u8,
+        device_argument,
+        bound: u8::from(bound(domain, class)),
         ..FunctionSpec::default()
     })
+}
+
+/// Whether what is given is gone with its context. Memory of the virtual-memory API is not: it
+/// belongs to the device. Contexts are ended by functions of their own.
+fn bound(domain: Domain, class: u8) -> bool {
+    let memory =
+        matches!(domain, Domain::Cuda | Domain::Managed | Domain::Pinned | Domain::CudaIpc);
+    memory && class != PointerClass::Physical as u8
 }
 
 /// How calls of a freeing function are read.
@@ -166,7 +197,11 @@ pub(super) fn free(row: &FreeRow, library: Library, class: u8) -> Result<Functio
         kind: FunctionKind::Free as u8,
         domain: domain(symbol, &row.domain)? as u8,
         class,
-        pointer_rule: PointerRule::Argument as u8,
+        pointer_rule: if class == PointerClass::Primary as u8 {
+            PointerRule::Ordinal as u8
+        } else {
+            PointerRule::Argument as u8
+        },
         pointer_argument: argument(symbol, row.argument)?,
         success: row.success.unwrap_or(SuccessForm::Zero).success() as u8,
         family: library.family as u8,
@@ -195,9 +230,48 @@ fn map(row: &MapRow, library: Library) -> Result<FunctionSpec, String> {
     })
 }
 
+/// How calls of a function are read that changes the device or the context of its thread.
+fn select(row: &SelectRow, library: Library) -> Result<FunctionSpec, String> {
+    let symbol = symbol(&row.symbol)?;
+    let said = [
+        (row.device, DeviceRule::Ordinal),
+        (row.context, DeviceRule::Context),
+        (row.push, DeviceRule::Push),
+        (row.pop.then_some(0), DeviceRule::Pop),
+    ];
+    let mut said = said.into_iter().filter_map(|(argument, rule)| Some((argument?, rule)));
+    let (Some((number, rule)), None) = (said.next(), said.next()) else {
+        return Err(format!("{symbol}: one of device, context, push and pop"));
+    };
+    Ok(FunctionSpec {
+        kind: FunctionKind::Select as u8,
+        domain: Domain::Cuda as u8,
+        success: Success::ZeroStatus as u8,
+        family: library.family as u8,
+        device_rule: rule as u8,
+        device_argument: argument(symbol, number)?,
+        ..FunctionSpec::default()
+    })
+}
+
+/// How calls of a function are read that resets a device.
+fn reset(row: &ResetRow, library: Library) -> Result<FunctionSpec, String> {
+    let symbol = symbol(&row.symbol)?;
+    let rule = if row.device.is_some() { DeviceRule::Ordinal } else { DeviceRule::Current };
+    Ok(FunctionSpec {
+        kind: FunctionKind::Reset as u8,
+        domain: Domain::Cuda as u8,
+        success: Success::ZeroStatus as u8,
+        family: library.family as u8,
+        device_rule: rule as u8,
+        device_argument: argument(symbol, row.device.unwrap_or_default())?,
+        ..FunctionSpec::default()
+    })
+}
+
 /// How memory of a name space is counted.
 const fn counted(class: u8) -> u8 {
-    if class == PointerClass::Ipc as u8 {
+    if class == PointerClass::Ipc as u8 || class == PointerClass::Primary as u8 {
         Counted::Given as u8
     } else if class == PointerClass::Physical as u8 {
         Counted::Mapped as u8

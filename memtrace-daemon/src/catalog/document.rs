@@ -13,6 +13,8 @@ pub(super) struct Document {
     pub allocator: Vec<AllocatorRow>,
     pub free: Vec<FreeRow>,
     pub map: Vec<MapRow>,
+    pub select: Vec<SelectRow>,
+    pub reset: Vec<ResetRow>,
 }
 
 /// A library of memtrace's own catalog.
@@ -62,6 +64,8 @@ pub struct AllocatorRow {
     pub pointer: PointerForm,
     /// What says that it succeeded, where that is not the usual.
     pub success: Option<SuccessForm>,
+    /// Where it says on which device, where that is not the device of its thread.
+    pub device: Option<DeviceForm>,
 }
 
 /// A function that takes memory back.
@@ -99,6 +103,55 @@ pub(super) struct MapRow {
     pub size: u8,
     /// The argument that is the handle of what is mapped; none for what takes mappings away.
     pub handle: Option<u8>,
+}
+
+/// A function that changes the device or the context of its thread. Only memtrace's own documents
+/// have such.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SelectRow {
+    pub id: FunctionId,
+    pub library: String,
+    pub symbol: String,
+    /// The argument that is the number of a device.
+    pub device: Option<u8>,
+    /// The argument that is a context.
+    pub context: Option<u8>,
+    /// The argument that is a context which is put on top of the thread's.
+    pub push: Option<u8>,
+    /// That the context on top is taken away.
+    #[serde(default)]
+    pub pop: bool,
+}
+
+/// A function that gives back all that is bound to a device. Only memtrace's own documents have
+/// such.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResetRow {
+    pub id: FunctionId,
+    pub library: String,
+    pub symbol: String,
+    /// The argument that is the number of the device; none for the device of its thread.
+    pub device: Option<u8>,
+}
+
+/// Where a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a device is the number of an argument, or { properties = a }")]
+pub enum DeviceForm {
+    /// An argument is its number.
+    Argument(u8),
+    /// An argument points to properties that name it.
+    Properties(PropertiesForm),
+}
+
+/// The argument that points to the properties of `cuMemCreate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PropertiesForm {
+    /// Points to them.
+    pub properties: u8,
 }
 
 /// Where a size is.
@@ -175,6 +228,8 @@ pub enum PointerForm {
     Out(OutForm),
     /// An argument itself.
     Argument(ArgumentForm),
+    /// The number of a device.
+    Ordinal(OrdinalForm),
 }
 
 /// The word for the return value.
@@ -199,6 +254,14 @@ pub struct OutForm {
 pub struct ArgumentForm {
     /// Is the pointer.
     pub argument: u8,
+}
+
+/// The argument that is the number of a device, which is the pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OrdinalForm {
+    /// Is the number.
+    pub ordinal: u8,
 }
 
 /// What says that a call succeeded.

@@ -11,7 +11,7 @@ use std::sync::{LazyLock, OnceLock};
 
 pub use document::{AllocatorRow, FreeRow};
 use memtrace_common::{
-    Domain, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC,
+    Domain, Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC, PointerClass,
 };
 
 /// A library that the catalog has functions of.
@@ -45,6 +45,22 @@ impl Function {
     #[must_use]
     pub const fn allocates(&self) -> bool {
         self.spec.kind == FunctionKind::Allocate as u8
+    }
+
+    /// Whether it makes, retains or ends a context, which is followed whatever is booked.
+    #[must_use]
+    pub const fn makes_context(&self) -> bool {
+        self.spec.class == PointerClass::Context as u8
+            || self.spec.class == PointerClass::Primary as u8
+    }
+
+    /// Whether it says which device or context a thread is in, or that what is bound to one is
+    /// gone.
+    #[must_use]
+    pub const fn is_about_contexts(&self) -> bool {
+        self.makes_context()
+            || self.spec.kind == FunctionKind::Select as u8
+            || self.spec.kind == FunctionKind::Reset as u8
     }
 }
 

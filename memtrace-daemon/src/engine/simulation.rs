@@ -154,7 +154,7 @@ impl World {
             let rows: Vec<_> = self.totals.iter().filter(|(key, _)| key.space == space).collect();
             let rows: Vec<_> = rows.into_iter().map(|(key, totals)| (*key, *totals)).collect();
             for (key, totals) in rows {
-                self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
+                self.tell(Record::totals(self.now_ns, key, totals));
             }
         }
         for space in effects.sweep_spaces {
@@ -188,7 +188,7 @@ impl World {
             self.tell(Record::Account { time_ns: self.now_ns, account });
         }
         for (key, totals) in self.totals.clone() {
-            self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
+            self.tell(Record::totals(self.now_ns, key, totals));
         }
         self.live_ids();
     }
@@ -372,6 +372,7 @@ impl World {
         match reason {
             FreeReason::Freed => add(&mut totals.freed, bytes),
             FreeReason::FreedUnseen => add(&mut totals.freed_unseen, bytes),
+            FreeReason::Closed => add(&mut totals.closed, bytes),
         }
         let free = FreeRecord {
             header: header(self.now_ns),
@@ -385,9 +386,18 @@ impl World {
         self.send(Record::Free(free), fate);
     }
 
+    /// A device is reset: what one process holds of some functions is closed, one by one.
+    pub(super) fn reset(&mut self, space: u32, fate: Fate) {
+        let bound = |key: &TotalsKey| key.space == space && key.function % 2 == 1;
+        let calls = self.calls.iter().filter(|(_, (key, _))| bound(key));
+        for id in calls.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.free(id, FreeReason::Closed, fate);
+        }
+    }
+
     pub(super) fn totals(&mut self, fate: Fate) {
         for (key, totals) in self.totals.clone() {
-            self.send(Record::Totals { time_ns: self.now_ns, key, totals }, fate);
+            self.send(Record::totals(self.now_ns, key, totals), fate);
         }
     }
 

@@ -373,11 +373,13 @@ impl Engine {
     }
 
     /// Closes library allocations whose free was lost on the way. The ids are read first and
-    /// the ring after them, so that whatever was given before has been taken in.
+    /// the totals and the ring after them, so that whatever was given before has been taken in,
+    /// and how much of what is gone a reset took.
     fn read_live_ids(&mut self) {
         let now_ns = host::clock::monotonic_ns();
         match self.parts.tracer.live_ids() {
             Ok((next_id, ids)) => {
+                self.take_in("flush the kernel's counters", Tracer::flush);
                 self.drain_all();
                 self.reconcile = false;
                 // What is still to be unwound is looked at once more when it has come.

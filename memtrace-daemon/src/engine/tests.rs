@@ -24,6 +24,7 @@ enum Step {
     Call { process: usize, function: usize, caller: u64, bytes: u64, followed: bool },
     Fail { process: usize, function: usize, caller: u64 },
     Free { pick: usize, unseen: bool },
+    Reset(usize),
     Totals,
     Tick(u64),
     Flush,
@@ -46,6 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(process, function, caller)| Step::Fail { process, function, caller }),
         5 => (0..64usize, prop::bool::weighted(0.1))
             .prop_map(|(pick, unseen)| Step::Free { pick, unseen }),
+        1 => (0..8usize).prop_map(Step::Reset),
         1 => Just(Step::Totals),
         2 => (1..4u64).prop_map(Step::Tick),
         1 => Just(Step::Flush),
@@ -105,10 +107,19 @@ fn play(world: &mut World, step: &Step, fate: Fate) {
                 world.free(open[pick % open.len()], reason, fate);
             }
         }
+        Step::Reset(process) if world.running(process) => {
+            let space = world.processes[process].space;
+            world.reset(space, fate);
+        }
         Step::Totals => world.totals(fate),
         Step::Tick(seconds) => world.tick(seconds),
         Step::Flush => world.flush(),
-        Step::Exec(_) | Step::End(_) | Step::Kfree(_) | Step::Call { .. } | Step::Fail { .. } => {}
+        Step::Reset(_)
+        | Step::Exec(_)
+        | Step::End(_)
+        | Step::Kfree(_)
+        | Step::Call { .. }
+        | Step::Fail { .. } => {}
     }
 }
 

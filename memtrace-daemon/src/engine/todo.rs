@@ -5,12 +5,9 @@
 
 use std::collections::HashMap;
 
-use memtrace_common::TotalsKey;
-
 use super::{Core, policy::CgroupPolicy};
 use crate::{
     attach::{error::TracerError, tracer::Tracer},
-    catalog,
     host::{self, Host, ProcessAsk},
     intake::recording::Recorder,
     ledger::{AccountBooks, Effects},
@@ -120,10 +117,8 @@ impl Todo<'_> {
                 Err(error) => report("delete an account", Err(error)),
             }
         }
-        for space in settle_spaces {
-            self.leaving.push(space);
-            self.settle(core, space);
-        }
+        self.settle(core, &settle_spaces);
+        self.leaving.extend(settle_spaces);
         for space in sweep_spaces {
             report("sweep a closed address space", self.tracer.sweep(space));
         }
@@ -132,16 +127,19 @@ impl Todo<'_> {
         }
     }
 
-    /// Takes the last counters of a closed address space in, and deletes them in the kernel.
-    fn settle(&mut self, core: &mut Core, space: u32) {
+    /// Takes the last counters of closed address spaces in, and deletes them in the kernel.
+    fn settle(&mut self, core: &mut Core, spaces: &[u32]) {
+        if spaces.is_empty() {
+            return;
+        }
         let time_ns = host::clock::monotonic_ns();
-        for function in catalog::library_functions() {
-            let key = TotalsKey { space, function: u32::from(function.id) };
-            match self.tracer.delete_totals(&key) {
-                Ok(Some(totals)) => self.apply(core, &Record::Totals { time_ns, key, totals }),
-                Ok(None) => {}
-                Err(error) => return report("settle a closed address space", Err(error)),
+        match self.tracer.delete_totals(spaces) {
+            Ok(rows) => {
+                for (key, totals) in rows {
+                    self.apply(core, &Record::totals(time_ns, key, totals));
+                }
             }
+            Err(error) => report("settle closed address spaces", Err(error)),
         }
     }
 }

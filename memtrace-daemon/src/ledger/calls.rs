@@ -71,7 +71,9 @@ impl Ledger {
             return;
         };
         if call.stage == Stage::Pending {
-            space.await_stack(call.id, call.time_ns, early);
+            if let Ok(function) = FunctionId::try_from(call.function) {
+                space.await_stack(call.id, function, call.time_ns, early);
+            }
             return;
         }
         let early = space.stack_came(call.id).or(early);
@@ -118,10 +120,7 @@ impl Ledger {
     }
 
     pub(super) fn free_record(&mut self, free: &FreeRecord) {
-        let reason = match free.reason {
-            reason if reason == FreeReason::FreedUnseen as u32 => FreeReason::FreedUnseen,
-            _ => FreeReason::Freed,
-        };
+        let reason = FreeReason::from_u32(free.reason).unwrap_or(FreeReason::Freed);
         let booked = self.spaces.get_mut(&free.space).is_some_and(|space| {
             if space.free_awaited(free.id, reason) {
                 return true;
@@ -143,15 +142,14 @@ impl Ledger {
         }
     }
 
-    /// After a loss: what the kernel's live map does not have was freed unheard.
+    /// After a loss: what the kernel's live map does not have was freed unheard, or closed by a
+    /// reset, as many as the totals say.
     pub(super) fn live_ids(&mut self, next_id: u64, ids: &[u64], read_ns: u64) {
         // A swept space's allocations are not in the map because the sweep took them.
         for space in self.spaces.values_mut().filter(|space| !space.swept) {
-            for id in space.missing(next_id, ids, read_ns) {
-                space.free(id, FreeReason::Freed, read_ns);
+            for id in space.free_missing(next_id, ids, read_ns) {
                 self.closed_calls.insert(id, ClosedCall::Booked);
             }
-            space.free_missing_awaited(next_id, ids, read_ns);
         }
     }
 }

@@ -4,6 +4,8 @@
 //! Totals are the authority. Allocations say which site; where their records were lost, the
 //! difference is the row `unattributed`, and it is never negative.
 
+mod missing;
+
 use std::collections::hash_map::Entry;
 
 use memtrace_common::{AGE_CLASSES, Amount, FreeReason, FunctionId, Totals};
@@ -54,6 +56,8 @@ pub struct CallSite {
     pub freed: Amount,
     /// Of these: closed because the address was handed out again.
     pub freed_unseen: Amount,
+    /// Of these: gone with their device's or their context's reset.
+    pub closed: Amount,
     /// Calls that failed.
     pub failures: u64,
     /// First allocation, monotonic ns.
@@ -78,7 +82,8 @@ impl CallSite {
     /// Allocated and still there.
     #[must_use]
     pub fn live(&self) -> Amount {
-        self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
+        let left = self.freed.saturating_add(self.freed_unseen).saturating_add(self.closed);
+        self.allocated.saturating_sub(left)
     }
 }
 
@@ -116,12 +121,14 @@ struct Sum {
     allocated: Amount,
     freed: Amount,
     freed_unseen: Amount,
+    closed: Amount,
     failures: u64,
 }
 
 impl Sum {
     fn live(&self) -> Amount {
-        self.allocated.saturating_sub(self.freed).saturating_sub(self.freed_unseen)
+        let left = self.freed.saturating_add(self.freed_unseen).saturating_add(self.closed);
+        self.allocated.saturating_sub(left)
     }
 }
 
@@ -173,8 +180,16 @@ impl Space {
         lifted.seen = totals.seen.saturating_add(beyond);
         lifted.allocated = totals.allocated.saturating_add(beyond);
         let most = |sum: Amount, total: Amount| total.saturating_add(sum.saturating_sub(total));
-        lifted.freed = most(sum.freed, totals.freed);
-        lifted.freed_unseen = most(sum.freed_unseen, totals.freed_unseen);
+        let left = (
+            most(sum.freed, totals.freed),
+            most(sum.freed_unseen, totals.freed_unseen),
+            most(sum.closed, totals.closed),
+        );
+        let gone = left.0.saturating_add(left.1).saturating_add(left.2);
+        // How something left may have been guessed after a loss: not against the totals.
+        if gone.count <= lifted.allocated.count && gone.bytes <= lifted.allocated.bytes {
+            (lifted.freed, lifted.freed_unseen, lifted.closed) = left;
+        }
         lifted.failures = totals.failures.max(sum.failures);
         lifted
     }
@@ -193,6 +208,7 @@ impl Space {
             sum.allocated = sum.allocated.saturating_add(site.allocated);
             sum.freed = sum.freed.saturating_add(site.freed);
             sum.freed_unseen = sum.freed_unseen.saturating_add(site.freed_unseen);
+            sum.closed = sum.closed.saturating_add(site.closed);
             sum.failures += site.failures;
         }
         sums
@@ -328,11 +344,15 @@ impl Space {
             let term = match reason {
                 FreeReason::Freed => &mut site.freed,
                 FreeReason::FreedUnseen => &mut site.freed_unseen,
+                FreeReason::Closed => &mut site.closed,
             };
             *term = term.saturating_add(Amount { count: 1, bytes: call.bytes });
             site.low_bytes = site.low_bytes.min(site.live().bytes);
             site.cohorts.freed(window, call.bytes);
-            if let Some(frees) = site.ages.get_mut(class) {
+            // What a reset takes says nothing of how long anything is kept.
+            if reason != FreeReason::Closed
+                && let Some(frees) = site.ages.get_mut(class)
+            {
                 *frees += 1;
             }
         }
@@ -351,24 +371,16 @@ impl Space {
         self.swept = true;
     }
 
-    /// Ids that the books call live although the kernel's map, read from `read_ns` on, did not
-    /// have them. `ids` is sorted.
-    pub(super) fn missing(&self, next_id: u64, ids: &[u64], read_ns: u64) -> Vec<u64> {
-        let mut missing: Vec<u64> = self
-            .live
-            .iter()
-            .filter(|(id, call)| **id < next_id && call.time_ns < read_ns)
-            .map(|(id, _)| *id)
-            .filter(|id| ids.binary_search(id).is_err())
-            .collect();
-        missing.sort_unstable();
-        missing
-    }
-
     /// An allocation whose stack is still to come; `early` where its free came already.
-    pub(super) fn await_stack(&mut self, id: u64, time_ns: u64, early: Option<FreeReason>) {
+    pub(super) fn await_stack(
+        &mut self,
+        id: u64,
+        function: FunctionId,
+        time_ns: u64,
+        early: Option<FreeReason>,
+    ) {
         if !self.live.contains_key(&id) {
-            self.waiting.enter(id, time_ns, early);
+            self.waiting.enter(id, function, time_ns, early);
         }
     }
 
@@ -401,11 +413,6 @@ impl Space {
     pub(super) fn free_awaited(&mut self, id: u64, reason: FreeReason) -> bool {
         self.waiting.free(id, reason)
     }
-
-    /// The same for those that the kernel's map, read from `read_ns` on, did not have.
-    pub(super) fn free_missing_awaited(&mut self, next_id: u64, ids: &[u64], read_ns: u64) {
-        self.waiting.free_missing(next_id, ids, read_ns);
-    }
 }
 
 /// The position of a site, of a new one where it is new.
@@ -422,6 +429,7 @@ fn position(
             allocated: Amount::default(),
             freed: Amount::default(),
             freed_unseen: Amount::default(),
+            closed: Amount::default(),
             failures: 0,
             oldest_ns: None,
             first_ns: time_ns,
@@ -448,6 +456,7 @@ fn events(totals: &Totals) -> u64 {
         freed,
         freed_unseen,
         dropped,
+        closed,
         failures,
         failed_frees,
         unknown_frees,
@@ -455,7 +464,8 @@ fn events(totals: &Totals) -> u64 {
         implausible,
         reported: _,
     } = totals;
-    let amounts = [seen, allocated, freed, freed_unseen, dropped].map(|amount| amount.count);
+    let amounts =
+        [seen, allocated, freed, freed_unseen, dropped, closed].map(|amount| amount.count);
     let calls = [*failures, *failed_frees, *unknown_frees, *empty, *implausible];
     amounts.into_iter().chain(calls).fold(0, u64::wrapping_add)
 }

@@ -44,17 +44,18 @@ pub fn of_account(account: &Account) -> Terms {
     }
 }
 
-/// Terms of one row of call-path totals: what was live when its space closed is closed.
+/// Terms of one row of call-path totals: what was live when its space closed is closed, beside
+/// what resets closed before.
 #[must_use]
 pub fn of_totals(totals: &Totals, closed: bool) -> Terms {
     let held = totals.live();
     let nothing = Amount::default();
-    let (live, closed) = if closed { (nothing, held) } else { (held, nothing) };
+    let (live, ended) = if closed { (nothing, held) } else { (held, nothing) };
     Terms {
         seen: totals.seen,
         live,
         freed: totals.freed,
-        closed,
+        closed: totals.closed.saturating_add(ended),
         freed_unseen: totals.freed_unseen,
         dropped: totals.dropped,
     }

@@ -164,11 +164,14 @@ fn domains_that_are_off_are_not_attached() {
     assert_eq!(
         functions,
         [
+            // Pinned memory goes with the device that its thread is in.
+            "cudaDeviceReset",
             "cudaFreeHost",
             "cudaHostAlloc",
             "cudaHostRegister",
             "cudaHostUnregister",
-            "cudaMallocHost"
+            "cudaMallocHost",
+            "cudaSetDevice"
         ]
     );
 

@@ -63,20 +63,35 @@ impl Tracer {
         Ok(Some(account))
     }
 
-    /// Deletes a row of totals of a closed address space, and returns it as it was last.
+    /// Deletes the rows of totals of closed address spaces, and returns them as they were last.
+    /// One walk over the rows for all of them: the functions that could have one are many, those
+    /// that a process uses are few.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn delete_totals(&mut self, key: &TotalsKey) -> Result<Option<Totals>, TracerError> {
+    pub fn delete_totals(
+        &mut self,
+        spaces: &[u32],
+    ) -> Result<Vec<(TotalsKey, Totals)>, TracerError> {
         const NAME: &str = "mt_totals";
+        let map_error = |source| TracerError::Map { name: NAME, source };
         let map: HashMap<&MapData, Plain<TotalsKey>, Plain<Totals>> = typed(&self.ebpf, NAME)?;
-        let totals = match map.get(&Plain(*key), 0) {
-            Ok(Plain(totals)) => totals,
-            Err(MapError::KeyNotFound) => return Ok(None),
-            Err(source) => return Err(TracerError::Map { name: NAME, source }),
-        };
-        remove::<_, Plain<Totals>>(&mut self.ebpf, NAME, Plain(*key))?;
-        Ok(Some(totals))
+        let keys: Vec<TotalsKey> = map
+            .keys()
+            .filter_map(|key| Some(key.ok()?.0))
+            .filter(|key| spaces.contains(&key.space))
+            .collect();
+        let mut rows = Vec::with_capacity(keys.len());
+        for key in keys {
+            let map: HashMap<&MapData, Plain<TotalsKey>, Plain<Totals>> = typed(&self.ebpf, NAME)?;
+            match map.get(&Plain(key), 0) {
+                Ok(Plain(totals)) => rows.push((key, totals)),
+                Err(MapError::KeyNotFound) => continue,
+                Err(source) => return Err(map_error(source)),
+            }
+            remove::<_, Plain<Totals>>(&mut self.ebpf, NAME, Plain(key))?;
+        }
+        Ok(rows)
     }
 
     /// Forgets a process that has ended and whose books have been folded.

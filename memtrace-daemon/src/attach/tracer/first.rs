@@ -38,16 +38,16 @@ pub(super) fn globals(layout: &KernelLayout, options: &Options) -> Vec<(&'static
 
 /// First values of the counters, the descriptions of functions, and the rows of totals that
 /// take what finds no row.
-pub(super) fn first_values(ebpf: &mut Ebpf) -> Result<(), TracerError> {
+pub(super) fn first_values(ebpf: &mut Ebpf, options: &Options) -> Result<(), TracerError> {
     let map = |name| move |source| TracerError::Map { name, source };
     let first = Control { next_serial: 1, next_id: 1, next_slot: 1, ..Control::default() };
     let mut control: Array<&mut MapData, Plain<Control>> = typed_mut(ebpf, "mt_control")?;
     control.set(0, Plain(first), 0).map_err(map("mt_control"))?;
     let mut functions: Array<&mut MapData, Plain<FunctionSpec>> = typed_mut(ebpf, "mt_functions")?;
     for function in catalog::library_functions() {
-        functions
-            .set(u32::from(function.id), Plain(function.spec), 0)
-            .map_err(map("mt_functions"))?;
+        let uncounted = function.makes_context() && !options.books(function.domain);
+        let spec = FunctionSpec { uncounted: u8::from(uncounted), ..function.spec };
+        functions.set(u32::from(function.id), Plain(spec), 0).map_err(map("mt_functions"))?;
     }
     for function in catalog::library_functions() {
         let key = TotalsKey { space: 0, function: u32::from(function.id) };

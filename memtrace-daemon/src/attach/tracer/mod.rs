@@ -90,7 +90,7 @@ impl Tracer {
         let mut ebpf = loader.load(OBJECT).map_err(TracerError::Object)?;
         #[cfg(feature = "bpf-log")]
         bpf_log::pass_on(&mut ebpf);
-        first_values(&mut ebpf)?;
+        first_values(&mut ebpf, options)?;
         for name in RUN_PROGRAMS {
             let program: &mut RawTracePoint = program(&mut ebpf, name)?;
             program.load().map_err(|source| TracerError::Program { name, source })?;
