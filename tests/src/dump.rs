@@ -170,6 +170,7 @@ pub struct Process {
     pub ended: bool,
     pub ended_at: Option<String>,
     pub measured: Measured,
+    pub device: Option<ProcessDevice>,
     pub domains: BTreeMap<String, ProcessTerms>,
     pub sites: Vec<Site>,
 }
@@ -220,6 +221,37 @@ pub struct Measured {
     pub device_bytes: Option<u64>,
     pub cgroup_limit_bytes: Option<u64>,
     pub cgroup_used_bytes: Option<u64>,
+}
+
+/// Device memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct ProcessDevice {
+    pub nvml_bytes: u64,
+    pub traced_bytes: u64,
+    pub untraced_bytes: i64,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct Device {
+    pub index: u32,
+    pub total_bytes: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    pub traced_bytes: u64,
+    pub untraced_bytes: i64,
+    pub processes: Vec<DeviceProcess>,
+}
+
+/// A process on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct DeviceProcess {
+    pub pid: u32,
+    pub used_bytes: u64,
+    pub gone: bool,
 }
 
 /// Loss to one cause.
@@ -282,6 +314,7 @@ pub struct Dump {
     pub attached_at: String,
     pub domains: BTreeMap<String, Terms>,
     pub coverage: Vec<Coverage>,
+    pub devices: Vec<Device>,
     pub not_seen: Vec<String>,
     pub loss: BTreeMap<String, Loss>,
     pub processes: Vec<Process>,

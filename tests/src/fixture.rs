@@ -76,6 +76,12 @@ impl Fixtures {
         self.directory.join("hip_client")
     }
 
+    /// The stub of NVML, `libnvidia-ml.so.1`.
+    #[must_use]
+    pub fn nvml(&self) -> PathBuf {
+        self.directory.join("libnvidia-ml.so.1")
+    }
+
     /// A library of allocators that no catalog knows, `libpool.so.3`.
     #[must_use]
     pub fn pool(&self) -> PathBuf {
@@ -229,6 +235,8 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let mut client = gcc(variant, PROGRAM, &["pool_client.c"]);
     let libraries = ["-l:libpool.so.3", "-l:libcudart.so.12", "-l:libcuda.so.1"];
     finish(client.arg(&search).args(libraries).arg(origin), &fixtures.pool_client())?;
+    let mut nvml = gcc(variant, LIBRARY, &["nvml.c"]);
+    finish(nvml.arg("-Wl,-soname,libnvidia-ml.so.1"), &fixtures.nvml())?;
     compile_cases(fixtures, variant)?;
     finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::escape::escape;
-use super::text::{domain_lines, labelled, loss_lines};
+use super::text::{device_line, domain_lines, labelled, loss_lines};
 use crate::human;
-use crate::snapshot::{CoverageRow, HostInfo, Loss, Snapshot, Terms};
+use crate::snapshot::{CoverageRow, Device, HostInfo, Loss, Snapshot, Terms};
 
 /// What a person wants to know first.
 #[derive(Clone, Debug, Serialize)]
@@ -38,7 +38,7 @@ pub struct Summary<'a> {
     /// Sites on the books.
     pub sites: usize,
     /// GPUs as NVML has them.
-    pub devices: Vec<Device>,
+    pub devices: &'a [Device],
 }
 
 /// Processes on the books.
@@ -50,17 +50,6 @@ pub struct Count {
     pub ended: usize,
 }
 
-/// A GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Device {
-    /// NVML index.
-    pub index: u32,
-    /// Bytes.
-    pub total_bytes: u64,
-    /// Bytes in use, traced or not.
-    pub used_bytes: u64,
-}
-
 impl<'a> Summary<'a> {
     /// Of a snapshot.
     #[must_use]
@@ -70,7 +59,6 @@ impl<'a> Summary<'a> {
             *findings.entry(finding.verdict.name()).or_default() += 1;
         }
         let ended = snapshot.processes.iter().filter(|process| process.ended).count();
-        let devices = snapshot.runtime.devices.iter();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             generated_at: snapshot.generated_at,
@@ -84,13 +72,7 @@ impl<'a> Summary<'a> {
             findings,
             processes: Count { running: snapshot.processes.len() - ended, ended },
             sites: snapshot.processes.iter().map(|process| process.sites.len()).sum(),
-            devices: devices
-                .map(|(index, total_bytes, used_bytes)| Device {
-                    index: *index,
-                    total_bytes: *total_bytes,
-                    used_bytes: *used_bytes,
-                })
-                .collect(),
+            devices: &snapshot.devices,
         }
     }
 
@@ -131,9 +113,8 @@ impl<'a> Summary<'a> {
                 human::counted(self.sites as u64, "site"),
             ),
         );
-        for device in &self.devices {
-            let (used, total) = (human::bytes(device.used_bytes), human::bytes(device.total_bytes));
-            say("gpu", format!("{}: {used} of {total} in use", device.index));
+        for device in self.devices {
+            say("gpu", device_line(device));
         }
         let attached = self.coverage.iter().filter(|row| row.attached).count();
         let not = self.coverage.len() - attached;

@@ -3,6 +3,7 @@
 //! Reports, metrics and the HTTP routes read this and nothing else. Its serialised form is
 //! the JSON dump, schema 1: unknown values are `null`, never absent.
 
+mod devices;
 mod findings;
 mod frames;
 mod sites;
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 use memtrace_common::Amount;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use devices::{Device, DeviceProcess, ProcessDevice, difference};
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
 pub use sites::{OWN_PROBES, Sample, Site};
@@ -34,6 +36,8 @@ pub struct Snapshot {
     pub coverage: Vec<CoverageRow>,
     /// Kinds of memory that memtrace does not see.
     pub not_seen: Vec<String>,
+    /// GPUs as NVML has them, beside the books.
+    pub devices: Vec<Device>,
     /// Losses by cause; every cause is there.
     pub loss: BTreeMap<&'static str, Loss>,
     /// Processes with books, running ones and those that ended within 15 minutes.
@@ -200,6 +204,8 @@ pub struct Process {
     pub baseline: Baseline,
     /// What it holds now, as measured beside the books.
     pub measured: Measured,
+    /// Device memory by NVML beside the books; `None` where it has none, or there is no driver.
+    pub device: Option<ProcessDevice>,
     /// Terms by domain name.
     pub domains: BTreeMap<&'static str, ProcessTerms>,
     /// Sites, by live bytes, largest first.
@@ -252,8 +258,6 @@ pub struct Runtime {
     pub probes: BTreeMap<(String, String), bool>,
     /// Traced growth over observed growth, by domain.
     pub explained: BTreeMap<&'static str, f64>,
-    /// GPUs as NVML has them: (index, total bytes, used bytes).
-    pub devices: Vec<(u32, u64, u64)>,
     /// Run time of each BPF program in seconds, where the kernel's statistics are on.
     pub program_seconds: BTreeMap<String, f64>,
     /// Whether start-up attachment is done.

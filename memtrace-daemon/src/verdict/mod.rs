@@ -9,6 +9,7 @@ pub mod baseline;
 mod confidence;
 mod config;
 mod decide;
+mod device;
 mod history;
 mod host;
 mod judge;
@@ -30,10 +31,11 @@ mod windows;
 mod words;
 
 pub use config::{DomainConfig, VerdictConfig};
+pub use device::DeviceLevels;
 pub use host::{Ended, HostBooks, HostLevels};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
-pub use measured::Said;
+pub use measured::{Gone, Said};
 pub use memory::{Booked, ParentBooks, ProcessLevels};
 pub use rule::{EachRow, Rule, Subject};
 

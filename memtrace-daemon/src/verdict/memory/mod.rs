@@ -57,6 +57,11 @@ pub struct ParentBooks {
 }
 
 impl Booked {
+    /// Device memory that it holds, by the books or by NVML, whichever knows of more.
+    fn held_on_device(&self) -> u64 {
+        self.device_bytes.max(self.nvml_bytes.unwrap_or(0))
+    }
+
     /// What anonymous memory the books know of. Reserved memory counts whole: better too much
     /// is explained than too little.
     fn explained_bytes(&self) -> u64 {
