@@ -278,7 +278,20 @@ pub struct Coverage {
     pub by: Option<String>,
     pub functions: Vec<String>,
     pub missing: Vec<String>,
+    pub layers: Vec<String>,
     pub reason: Option<String>,
+}
+
+/// What was seen by one layer.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct Layer {
+    pub layer: String,
+    pub library: String,
+    pub domain: String,
+    #[serde(flatten)]
+    pub terms: Terms,
+    pub failures: u64,
 }
 
 /// A finding.
@@ -314,6 +327,7 @@ pub struct Dump {
     pub attached_at: String,
     pub domains: BTreeMap<String, Terms>,
     pub coverage: Vec<Coverage>,
+    pub layers: Vec<Layer>,
     pub devices: Vec<Device>,
     pub not_seen: Vec<String>,
     pub loss: BTreeMap<String, Loss>,
@@ -378,6 +392,17 @@ impl Dump {
             .iter()
             .find(|row| row.path.as_deref() == Some(&*path))
             .with_context(|| format!("no coverage row for {path}: {:?}", self.coverage))
+    }
+
+    /// The coverage row of a process.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn coverage_of_process(&self, pid: u32) -> anyhow::Result<&Coverage> {
+        let mut rows = self.coverage.iter().filter(|row| row.kind == "process");
+        rows.find(|row| row.pid == Some(pid))
+            .with_context(|| format!("no coverage row of process {pid}: {:?}", self.coverage))
     }
 
     /// Checks rule 6 of the books, in bytes and counts, for the host and every process, and that

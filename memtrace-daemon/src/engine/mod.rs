@@ -5,6 +5,7 @@
 
 mod call_rows;
 mod core;
+mod coverage;
 mod devices;
 mod finding;
 mod host;

@@ -6,6 +6,7 @@ use memtrace_common::{Domain, ProcessFlags};
 
 use super::call_rows::{self, View};
 use super::core::{Core, Setting};
+use super::coverage;
 use super::devices;
 use super::finding;
 use super::kernel_rows;
@@ -44,7 +45,8 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         attached_at: setting.attached_at,
         host: setting.host.clone(),
         domains,
-        coverage: core.host.coverage.clone(),
+        coverage: coverage::rows(core),
+        layers: coverage::layers(core),
         not_seen: not_seen(core),
         devices: devices::of_host(&core.host, &painter.processes),
         loss: core.host.losses(core.ledger.faults().refused_stacks),

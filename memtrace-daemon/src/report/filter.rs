@@ -69,6 +69,7 @@ impl Filter {
             domains,
             coverage: snapshot.coverage.clone(),
             not_seen: snapshot.not_seen.clone(),
+            layers: snapshot.layers.clone(),
             devices: snapshot.devices.clone(),
             loss: snapshot.loss.clone(),
             findings: findings.cloned().collect(),

@@ -42,6 +42,7 @@ pub(crate) fn empty() -> Snapshot {
             "memory from before attach".into(),
         ],
         devices: vec![],
+        layers: vec![],
         loss: LossCause::ALL
             .into_iter()
             .map(|cause| (cause.name(), Loss { count: 0, bytes: cause.bytes_known().then_some(0) }))
@@ -202,6 +203,7 @@ fn library(path: &str, attached: bool) -> CoverageRow {
         by: attached.then_some("uprobe_multi"),
         functions: if attached { vec!["cudaMalloc".into(), "cudaFree".into()] } else { vec![] },
         missing: vec![],
+        layers: vec!["runtime".into()],
         reason: (!attached).then(|| "16 files of user 1000 are attached already".into()),
     }
 }
@@ -248,6 +250,15 @@ pub(crate) fn busy() -> Snapshot {
     }
     snapshot.processes = vec![serve, queue, evil];
     snapshot.coverage = vec![
+        CoverageRow {
+            attached: true,
+            attached_at: Some(time("2026-11-29T20:55:01Z")),
+            layers: vec!["runtime".into(), "driver".into()],
+            ..CoverageRow::of_process(
+                4121,
+                "calls before the probes were there are not seen".into(),
+            )
+        },
         library("/usr/local/cuda/lib64/libcudart.so.12", true),
         library("/home/eve/\x1b[31mlibcudart.so.12", false),
     ];

@@ -5,10 +5,14 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::coverage::{layers_line, process_lines};
 use super::escape::escape;
 use super::text::{device_line, domain_lines, labelled, loss_lines};
 use crate::human;
-use crate::snapshot::{CoverageRow, Device, HostInfo, Loss, Snapshot, Terms};
+use crate::snapshot::{CoverageRow, Device, HostInfo, Layer, Loss, Snapshot, Terms};
+
+/// Processes whose coverage is shown.
+const PROCESSES: usize = 16;
 
 /// What a person wants to know first.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +33,11 @@ pub struct Summary<'a> {
     pub loss: &'a BTreeMap<&'static str, Loss>,
     /// What is probed and what is not.
     pub coverage: &'a [CoverageRow],
+    /// Names of the processes in it.
+    #[serde(skip)]
+    names: BTreeMap<u32, &'a str>,
+    /// What was seen by which layer.
+    pub layers: &'a [Layer],
     /// Kinds of memory that memtrace does not see.
     pub not_seen: &'a [String],
     /// Findings by verdict.
@@ -68,6 +77,8 @@ impl<'a> Summary<'a> {
             domains: &snapshot.domains,
             loss: &snapshot.loss,
             coverage: &snapshot.coverage,
+            names: snapshot.names(),
+            layers: &snapshot.layers,
             not_seen: &snapshot.not_seen,
             findings,
             processes: Count { running: snapshot.processes.len() - ended, ended },
@@ -116,17 +127,26 @@ impl<'a> Summary<'a> {
         for device in self.devices {
             say("gpu", device_line(device));
         }
-        let attached = self.coverage.iter().filter(|row| row.attached).count();
-        let not = self.coverage.len() - attached;
+        let files = || self.coverage.iter().filter(|row| row.kind == "library");
+        let attached = files().filter(|row| row.attached).count();
+        let not = files().count() - attached;
         let mut coverage = format!("{} probed", human::counted(attached as u64, "file"));
         if not > 0 {
             coverage.push_str(&format!(", {not} not; a dump says which and why"));
         }
         say("coverage", coverage);
+        if let Some(layers) = layers_line(self.layers) {
+            say("seen by", layers);
+        }
         lines.extend(loss_lines(self.loss, width));
         lines.push(String::new());
         lines.extend(domain_lines(self.domains, width));
         lines.push(String::new());
+        let processes = process_lines(self.coverage, &self.names, PROCESSES, width);
+        if !processes.is_empty() {
+            lines.extend(processes);
+            lines.push(String::new());
+        }
         lines.join("\n")
     }
 }

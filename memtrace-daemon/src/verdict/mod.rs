@@ -21,6 +21,7 @@ mod pyramid;
 mod residence;
 mod rule;
 mod scratch;
+mod silent;
 mod stats;
 mod sums;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub use level::Level;
 pub use measured::{Gone, Said};
 pub use memory::{Booked, ParentBooks, ProcessLevels};
 pub use rule::{EachRow, Rule, Subject};
+pub use silent::{no_device_calls, no_heap_calls};
 
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, BuildHasherDefault};

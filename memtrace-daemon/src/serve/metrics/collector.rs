@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use super::counters::{Labels, Shown, SiteSeries};
+use super::coverage;
 use super::devices::{self, DeviceSeries};
 use super::findings;
 use super::rows::{ProcessSeries, label};
@@ -234,6 +235,7 @@ impl Scrape {
                 (pairs, Value::Whole(u64::from(*attached)))
             }),
         )?;
+        coverage::write(&self.snapshot, encoder)?;
         if !runtime.program_seconds.is_empty() {
             counter(
                 "bpf_run",

@@ -5,6 +5,7 @@
 
 mod collector;
 pub mod counters;
+mod coverage;
 mod devices;
 mod findings;
 pub mod members;

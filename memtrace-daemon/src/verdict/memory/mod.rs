@@ -138,6 +138,16 @@ impl ProcessLevels {
         })
     }
 
+    /// By how much the anonymous memory of a process grew although the malloc family is traced and
+    /// was never seen to be called, bytes; `None` where that is not so.
+    #[must_use]
+    pub fn silent(&self, serial: u32) -> Option<u64> {
+        let known = self.all.get(&serial).filter(|known| !known.ended)?;
+        let Booked { heap_bytes, heap_calls, .. } = &known.now.booked;
+        let silent = heap_bytes.is_some() && *heap_calls == 0;
+        Some(known.gap()).filter(|gap| silent && *gap >= known.worth(&self.config))
+    }
+
     /// What is said now, in no particular order.
     pub fn said(&self, now_ns: u64, each: &mut dyn FnMut(Said)) {
         for (serial, known) in &self.all {

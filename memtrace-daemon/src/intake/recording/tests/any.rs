@@ -145,6 +145,7 @@ fn coverage() -> impl Strategy<Value = CoverageRow> {
     (any::<bool>(), texts, by, words.clone(), words, at, numbers).prop_map(
         |(library, (name, path, build_id, file, reason), by, functions, missing, at, numbers)| {
             CoverageRow {
+                layers: functions.clone(),
                 kind: if library { "library" } else { "process" },
                 library: name,
                 path,
