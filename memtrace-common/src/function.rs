@@ -151,6 +151,21 @@ pub enum Family {
     Declared = 32,
 }
 
+impl Family {
+    /// What coverage calls libraries of this family.
+    #[must_use]
+    pub const fn layer(self) -> &'static str {
+        match self {
+            Self::CudaRuntime => "runtime",
+            Self::CudaDriver => "driver",
+            Self::Heap => "heap",
+            Self::Mmap => "mmap",
+            Self::Hip => "hip",
+            Self::Declared => "declared",
+        }
+    }
+}
+
 /// Memory that leaves the books when its last reference was taken back.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -170,6 +170,7 @@ pub struct Process {
     pub ended: bool,
     pub ended_at: Option<String>,
     pub measured: Measured,
+    pub device: Option<ProcessDevice>,
     pub domains: BTreeMap<String, ProcessTerms>,
     pub sites: Vec<Site>,
 }
@@ -222,6 +223,37 @@ pub struct Measured {
     pub cgroup_used_bytes: Option<u64>,
 }
 
+/// Device memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct ProcessDevice {
+    pub nvml_bytes: u64,
+    pub traced_bytes: u64,
+    pub untraced_bytes: i64,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct Device {
+    pub index: u32,
+    pub total_bytes: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    pub traced_bytes: u64,
+    pub untraced_bytes: i64,
+    pub processes: Vec<DeviceProcess>,
+}
+
+/// A process on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct DeviceProcess {
+    pub pid: u32,
+    pub used_bytes: u64,
+    pub gone: bool,
+}
+
 /// Loss to one cause.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Loss {
@@ -246,7 +278,20 @@ pub struct Coverage {
     pub by: Option<String>,
     pub functions: Vec<String>,
     pub missing: Vec<String>,
+    pub layers: Vec<String>,
     pub reason: Option<String>,
+}
+
+/// What was seen by one layer.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct Layer {
+    pub layer: String,
+    pub library: String,
+    pub domain: String,
+    #[serde(flatten)]
+    pub terms: Terms,
+    pub failures: u64,
 }
 
 /// A finding.
@@ -282,6 +327,8 @@ pub struct Dump {
     pub attached_at: String,
     pub domains: BTreeMap<String, Terms>,
     pub coverage: Vec<Coverage>,
+    pub layers: Vec<Layer>,
+    pub devices: Vec<Device>,
     pub not_seen: Vec<String>,
     pub loss: BTreeMap<String, Loss>,
     pub processes: Vec<Process>,
@@ -345,6 +392,17 @@ impl Dump {
             .iter()
             .find(|row| row.path.as_deref() == Some(&*path))
             .with_context(|| format!("no coverage row for {path}: {:?}", self.coverage))
+    }
+
+    /// The coverage row of a process.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn coverage_of_process(&self, pid: u32) -> anyhow::Result<&Coverage> {
+        let mut rows = self.coverage.iter().filter(|row| row.kind == "process");
+        rows.find(|row| row.pid == Some(pid))
+            .with_context(|| format!("no coverage row of process {pid}: {:?}", self.coverage))
     }
 
     /// Checks rule 6 of the books, in bytes and counts, for the host and every process, and that

@@ -64,6 +64,18 @@ impl Fixtures {
         self.directory.join("client")
     }
 
+    /// The same program with the runtime in itself, as nvcc links it.
+    #[must_use]
+    pub fn client_static(&self) -> PathBuf {
+        self.directory.join("client_static")
+    }
+
+    /// The same without symbols.
+    #[must_use]
+    pub fn client_stripped(&self) -> PathBuf {
+        self.directory.join("client_stripped")
+    }
+
     /// The stub of HIP's runtime, `libamdhip64.so.6`.
     #[must_use]
     pub fn hip(&self) -> PathBuf {
@@ -74,6 +86,12 @@ impl Fixtures {
     #[must_use]
     pub fn hip_client(&self) -> PathBuf {
         self.directory.join("hip_client")
+    }
+
+    /// The stub of NVML, `libnvidia-ml.so.1`.
+    #[must_use]
+    pub fn nvml(&self) -> PathBuf {
+        self.directory.join("libnvidia-ml.so.1")
     }
 
     /// A library of allocators that no catalog knows, `libpool.so.3`.
@@ -179,6 +197,29 @@ const PROGRAM: &[&str] = &[
     "-fno-optimize-sibling-calls",
 ];
 
+/// A runtime in a program: its functions begin with `push`, and each site stays a frame.
+const LIBRARY_AND_PROGRAM: &[&str] = &[
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-fno-shrink-wrap",
+    "-fno-schedule-insns2",
+    "-fno-inline",
+    "-fno-ipa-icf",
+    "-fno-optimize-sibling-calls",
+];
+/// The sources of the program that runs scenarios.
+const CLIENT: &[&str] = &[
+    "client.c",
+    "client_sites.c",
+    "client_calls.c",
+    "client_threads.c",
+    "client_processes.c",
+    "client_jumps.c",
+    "client_load.c",
+    "client_every.c",
+    "client_contexts.c",
+];
+
 fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let protection = match variant {
         Variant::Endbr => "-fcf-protection=full",
@@ -202,23 +243,17 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     runtime.args([protection, calls, "-Wl,-soname,libcudart.so.12"]).arg(map("cudart.map"));
     finish(runtime.args([&search, "-l:libcuda.so.1", origin]), &fixtures.cudart())?;
 
-    let mut client = gcc(
-        variant,
-        PROGRAM,
-        &[
-            "client.c",
-            "client_sites.c",
-            "client_calls.c",
-            "client_threads.c",
-            "client_processes.c",
-            "client_jumps.c",
-            "client_load.c",
-            "client_every.c",
-            "client_contexts.c",
-        ],
-    );
+    let mut client = gcc(variant, PROGRAM, CLIENT);
     client.args([&search, "-l:libcudart.so.12", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.client())?;
+    for (strip, program) in
+        [(None, fixtures.client_static()), (Some("-s"), fixtures.client_stripped())]
+    {
+        let files = [CLIENT, &["cudart.c"]].concat();
+        let mut client = gcc(variant, LIBRARY_AND_PROGRAM, &files);
+        client.args([protection, &search, "-l:libcuda.so.1", origin, "-pthread"]).args(strip);
+        finish(&mut client, &program)?;
+    }
     let mut hip = gcc(variant, LIBRARY, &["hip.c"]);
     hip.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libamdhip64.so.6"]);
     finish(hip.args([&search, "-l:libcuda.so.1", origin]), &fixtures.hip())?;
@@ -231,6 +266,8 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let mut client = gcc(variant, PROGRAM, &["pool_client.c"]);
     let libraries = ["-l:libpool.so.3", "-l:libcudart.so.12", "-l:libcuda.so.1"];
     finish(client.arg(&search).args(libraries).arg(origin), &fixtures.pool_client())?;
+    let mut nvml = gcc(variant, LIBRARY, &["nvml.c"]);
+    finish(nvml.arg("-Wl,-soname,libnvidia-ml.so.1"), &fixtures.nvml())?;
     compile_cases(fixtures, variant)?;
     finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;

@@ -14,6 +14,7 @@ pub mod fixture;
 pub mod http;
 pub mod ipc;
 pub mod memtrace;
+pub mod nvml;
 pub mod paths;
 pub mod pprof;
 pub mod process;

@@ -164,6 +164,8 @@ fn the_suites_read_what_the_daemon_writes() -> Result<()> {
         host: HostInfo { name: "host".into(), kernel: "6.18".into(), arch: "x86_64".into() },
         domains: [("cuda", Terms { seen, live: seen, ..Terms::default() })].into(),
         coverage: Vec::new(),
+        layers: Vec::new(),
+        devices: Vec::new(),
         not_seen: Vec::new(),
         loss: [("ring_full", Default::default())].into(),
         processes: Vec::new(),

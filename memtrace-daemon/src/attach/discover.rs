@@ -3,7 +3,7 @@
 //! A path in /proc/PID/maps is a hint: it may be of another mount namespace, deleted, replaced
 //! or made to mislead. What is opened is checked to be the inode that is mapped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
@@ -21,9 +21,14 @@ const PROCESS_DEADLINE: Duration = Duration::from_secs(2);
 /// Bytes read of a process' maps; 65,530 mappings, the kernel's default limit, have some 8 MB.
 const MAX_MAPS: u64 = 32 << 20;
 
+/// Descriptors of a process that are looked at for a GPU: it is opened early.
+const MAX_DESCRIPTORS: usize = 1_024;
+/// What the paths of GPUs begin with: `/dev/nvidia0`, `/dev/nvidiactl`, `/dev/nvidia-uvm`.
+const NVIDIA: &[u8] = b"/dev/nvidia";
+
 /// Which file a mapping is of, as the kernel writes it into maps and perf records. On some file
 /// systems (btrfs) the device differs from that of stat(2): a key for remembering, no identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     /// Device.
     pub major: u32,
@@ -138,6 +143,12 @@ fn path(field: &[u8]) -> Vec<u8> {
 pub struct Scan {
     /// One mapping of each file.
     pub files: HashMap<FileKey, CodeMapping>,
+    /// The processes that map it.
+    pub users: HashMap<FileKey, Vec<u32>>,
+    /// A GPU of each process that has one open, where that was looked at.
+    pub devices: Option<HashMap<u32, String>>,
+    /// Processes that were looked into.
+    pub looked: HashSet<u32>,
     /// Processes whose maps could not be read in time: they are stuck in the kernel.
     pub stuck: Vec<u32>,
     /// Processes that may not be looked into: nothing was ever found through one of them.
@@ -147,12 +158,14 @@ pub struct Scan {
     pub complete: bool,
 }
 
-/// Looks through the maps of all processes except `skip`.
+/// Looks through the maps of all processes except `skip`, and through their descriptors for GPUs
+/// where that is wanted: with many of them it takes longer than the maps.
 ///
 /// # Errors
 /// That /proc cannot be listed.
-pub fn scan(skip: &[u32]) -> io::Result<Scan> {
-    let mut scan = Scan { complete: true, ..Scan::default() };
+pub fn scan(skip: &[u32], devices: bool) -> io::Result<Scan> {
+    let devices = devices.then(HashMap::new);
+    let mut scan = Scan { complete: true, devices, ..Scan::default() };
     for pid in processes()? {
         if !skip.contains(&pid) {
             scan_process(pid, &mut scan);
@@ -163,10 +176,21 @@ pub fn scan(skip: &[u32]) -> io::Result<Scan> {
 
 /// Adds one process to a scan.
 pub fn scan_process(pid: u32, scan: &mut Scan) {
-    match deadline::run(PROCESS_DEADLINE, move || read_maps(pid)) {
-        Ok(Ok(text)) => {
+    let devices = scan.devices.is_some();
+    let look = move || Ok((read_maps(pid)?, devices.then(|| device(pid)).flatten()));
+    match deadline::run(PROCESS_DEADLINE, look) {
+        Ok(Ok((text, device))) => {
+            scan.looked.insert(pid);
             for mapping in parse_maps(pid, &text) {
+                let users = scan.users.entry(mapping.key).or_default();
+                // A file's segments follow each other.
+                if users.last() != Some(&pid) {
+                    users.push(pid);
+                }
                 scan.files.entry(mapping.key).or_insert(mapping);
+            }
+            if let (Some(devices), Some(device)) = (&mut scan.devices, device) {
+                devices.insert(pid, device);
             }
         }
         // It has ended, which is no loss.
@@ -190,6 +214,16 @@ fn read_maps(pid: u32) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(format!("/proc/{pid}/maps"))?.take(MAX_MAPS).read_to_end(&mut text)?;
     Ok(text)
+}
+
+/// A GPU that a process has open. A path is enough: nothing is done to it.
+fn device(pid: u32) -> Option<String> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.take(MAX_DESCRIPTORS);
+    let mut paths = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let device = paths.find(|path| {
+        path.as_os_str().as_bytes().starts_with(NVIDIA) || path.starts_with("/dev/kfd")
+    })?;
+    Some(device.to_string_lossy().into_owned())
 }
 
 /// All processes.
@@ -227,7 +261,7 @@ mod tests {
 
     #[test]
     fn own_code_is_found_and_opens_as_the_mapped_file() {
-        let scan = scan(&[]).unwrap();
+        let scan = scan(&[], true).unwrap();
         let exe = fs::metadata("/proc/self/exe").unwrap();
         let mapping = scan.files.values().find(|mapping| mapping.key.inode == exe.ino()).unwrap();
         assert_eq!(elf::identity(&mapping.open().unwrap()).unwrap().device, exe.dev());

@@ -6,9 +6,11 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
+use memtrace_common::Family;
+
 use super::elf::{self, Description, ElfError, Identity};
 use super::symbols::{self, Points};
-use crate::catalog::{Function, Library, library_functions, library_of_soname};
+use crate::catalog::{Function, Library, library_function, library_functions, library_of_soname};
 
 /// What was seen of a file. Keeps it open: what was read is what is attached to.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub struct Inspection {
     pub library: Option<Library>,
     /// The functions found in it; none for a file that is no library of the catalog.
     pub points: Points,
+    /// Whether it is an executable that was looked through for a runtime of its own.
+    pub executable: bool,
 }
 
 /// What two views of the same file have in common, whatever device they show.
@@ -63,7 +67,32 @@ pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
         size: metadata.size(),
         changed: (metadata.mtime(), metadata.mtime_nsec()),
     };
-    Ok(Inspection { file, identity, twin, description, library, points })
+    Ok(Inspection { file, identity, twin, description, library, points, executable: false })
+}
+
+/// Looks through the executable of a process that runs the driver's library: nvcc links the CUDA
+/// runtime into it where nobody says otherwise. Of its own symbols the runtime's count, if
+/// both of the two that every program needs are there.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_executable(file: File) -> Result<Inspection, ElfError> {
+    let mut inspection = inspect(file, false)?;
+    inspection.executable = true;
+    if inspection.library.is_none() && !inspection.description.go {
+        let runtime = |function: &&Function| function.library.family == Family::CudaRuntime;
+        let functions = library_functions().iter().filter(runtime);
+        let points = symbols::find(&inspection.file, functions, true)?;
+        let has = |symbol| {
+            let all = points.points.iter().filter_map(|(id, _)| library_function(*id));
+            let mut named = all.filter(|function| function.symbol == symbol);
+            named.next().is_some()
+        };
+        if has("cudaMalloc") && has("cudaFree") {
+            inspection.points = points;
+        }
+    }
+    Ok(inspection)
 }
 
 fn functions_of(library: Library) -> impl Iterator<Item = &'static Function> {

@@ -9,7 +9,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use jiff::Timestamp;
 use memtrace_common::{FunctionId, cookie, cookie_function};
 use thiserror::Error;
 
@@ -20,6 +19,7 @@ use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
 use super::policy::FilePolicy;
 use super::probing::{Probed, Prober, Probes, explain, probe};
+use super::users::Known;
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
 
@@ -105,6 +105,8 @@ enum State {
     Refused { row: Box<CoverageRow>, retry: bool },
     /// Nothing to attach to.
     Foreign,
+    /// The same, its own symbols included.
+    Executable,
 }
 
 /// All files that are known, and the probes on them.
@@ -184,6 +186,52 @@ impl<P: Prober> Libraries<P> {
             return None;
         }
         self.attach(found, inspection, row, false).ok()
+    }
+
+    /// Takes an executable that was looked through for a runtime of its own. Whether it is
+    /// attached now and was not before.
+    pub fn admit_executable(&mut self, found: &Found, inspection: Inspection) -> bool {
+        let identity = inspection.identity;
+        if !matches!(self.files.get(&identity), None | Some(State::Foreign)) {
+            return false;
+        }
+        self.files.insert(identity, State::Executable);
+        if inspection.points.points.is_empty() {
+            return false;
+        }
+        let row = coverage::row(found, &inspection);
+        let refusal = self.policy.refusal(&found.path, &inspection).map(|why| (why.into(), false));
+        let full = |this: &mut Self| this.no_place(&inspection).map(|why| (why, true));
+        if let Some((reason, retry)) = refusal.or_else(|| full(self)) {
+            self.refuse(identity, row, reason, retry);
+            return false;
+        }
+        self.attach(found, inspection, row, false).is_ok()
+    }
+
+    /// Whether an executable was looked through, or is known for something else.
+    #[must_use]
+    pub fn is_examined(&self, identity: Identity) -> bool {
+        !matches!(self.files.get(&identity), None | Some(State::Foreign))
+    }
+
+    /// The key of a mapped file of which there is something to say.
+    pub(super) fn key_of(&self, identity: Identity) -> Option<FileKey> {
+        let mut keys = self.keys.iter().filter(|(_, of)| **of == identity).map(|(key, _)| *key);
+        keys.find(|key| self.known(*key).is_some())
+    }
+
+    /// What is known of a mapped file of which there is something to say.
+    pub(super) fn known(&self, key: FileKey) -> Option<Known<'_>> {
+        let row = match self.keys.get(&key).map(|identity| self.files.get(identity)) {
+            None => self.unread.get(&key)?.as_deref()?,
+            Some(Some(State::Attached(id) | State::Duplicate(id, _))) => {
+                &self.attached.get(id)?.row
+            }
+            Some(Some(State::Refused { row, .. })) => row,
+            Some(Some(State::Foreign | State::Executable) | None) => return None,
+        };
+        Some(Known { row, driver: row.layers.iter().any(|layer| layer == "driver") })
     }
 
     /// Remembers a mapped file that could not be looked at, so that it is not tried at every
@@ -295,7 +343,7 @@ impl<P: Prober> Libraries<P> {
             State::Attached(id) => attached.contains_key(id),
             State::Duplicate(of, _) => attached.contains_key(of) && is_mapped(identity),
             State::Refused { retry, .. } => !*retry && is_mapped(identity),
-            State::Foreign => is_mapped(identity),
+            State::Foreign | State::Executable => is_mapped(identity),
         });
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));
@@ -306,7 +354,7 @@ impl<P: Prober> Libraries<P> {
     pub fn coverage(&self) -> Vec<CoverageRow> {
         let refused = self.files.values().filter_map(|state| match state {
             State::Refused { row, .. } | State::Duplicate(_, row) => Some(&**row),
-            State::Attached(_) | State::Foreign => None,
+            State::Attached(_) | State::Foreign | State::Executable => None,
         });
         let unread = self.unread.values().flatten().map(|row| &**row);
         let attached = self.attached.values().map(|attachment| &attachment.row);
@@ -390,7 +438,7 @@ impl<P: Prober> Libraries<P> {
             .filter_map(|(function, _)| library_function(function))
             .map(|function| function.symbol)
             .collect::<Vec<_>>();
-        let mut row = coverage::attached(row, Timestamp::now(), self.prober.by(), &functions);
+        let mut row = coverage::attached(row, self.prober.since(), self.prober.by(), &functions);
         if !refused.is_empty() {
             row.reason = Some(format!("the kernel refused probes on {}", refused.join(", ")));
         }
@@ -416,7 +464,7 @@ impl<P: Prober> Libraries<P> {
         self.attached.remove(&id);
         self.files.retain(|_, state| match state {
             State::Attached(of) | State::Duplicate(of, _) => *of != id,
-            State::Refused { .. } | State::Foreign => true,
+            State::Refused { .. } | State::Foreign | State::Executable => true,
         });
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));

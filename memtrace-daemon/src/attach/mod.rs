@@ -26,6 +26,7 @@ pub mod policy;
 pub mod preattach;
 pub mod probing;
 mod ring;
+pub mod survey;
 pub mod symbols;
 pub mod sys;
 #[cfg(test)]
@@ -34,4 +35,5 @@ mod test_files;
 mod test_programs;
 pub mod thread;
 pub mod tracer;
+mod users;
 pub mod watch;

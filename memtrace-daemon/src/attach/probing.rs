@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use jiff::Timestamp;
+
 use super::multi::MultiProgram;
 use super::perf::{PerfLink, PerfProgram};
 
@@ -26,6 +28,11 @@ pub trait Prober {
 
     /// The name of this way, for coverage.
     fn by(&self) -> &'static str;
+
+    /// Since when what is attached now sees calls.
+    fn since(&self) -> Timestamp {
+        Timestamp::now()
+    }
 }
 
 /// The loaded call programs and how they are attached.

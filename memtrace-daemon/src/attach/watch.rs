@@ -5,17 +5,21 @@
 //! its own, never on the engine's.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::coverage;
 use super::deadline;
-use super::discover::{self, CodeMapping};
-use super::elf::{self, ElfError};
-use super::inspect::{Inspection, inspect};
+use super::discover::{self, CodeMapping, FileKey};
+use super::elf::{self, ElfError, Identity};
+use super::inspect::{Inspection, inspect, inspect_executable};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
 use super::mappings::{Mappings, MappingsError, News};
 use super::probing::Prober;
+use super::users::{self, Noted, Users};
 use crate::snapshot::CoverageRow;
 
 /// How often [`Watcher::tick`] should be called: a file that is mapped for the first time is
@@ -41,20 +45,45 @@ pub struct Watcher<P: Prober> {
     stuck: Vec<(u32, Instant)>,
     denied: Vec<u32>,
     scanned: Option<Instant>,
+    /// When descriptors were last looked through for GPUs.
+    devices: Option<Instant>,
     /// Mappings were lost since the last look through /proc.
     lost: bool,
+    users: Users,
+    /// What the kernel tells now was mapped after this moment.
+    told: Timestamp,
+    /// When it was last looked who has ended.
+    aged: Option<Instant>,
+    /// Something about who runs what has changed, and was not told yet.
+    moved: bool,
 }
 
 impl<P: Prober> Watcher<P> {
     /// Hears of mappings from now on. Nothing is attached until [`Watcher::rescan`] or
     /// [`Watcher::tick`].
     pub fn new(libraries: Libraries<P>) -> Self {
-        let (mappings, deaf) = match Mappings::open() {
-            Ok(mappings) => (Some(mappings), None),
-            Err(error) => (None, Some(error)),
-        };
-        let (stuck, denied) = (Vec::new(), Vec::new());
-        Self { libraries, mappings, deaf, stuck, denied, scanned: None, lost: false }
+        match Mappings::open() {
+            Ok(mappings) => Self { mappings: Some(mappings), ..Self::deafened(libraries) },
+            Err(error) => Self { deaf: Some(error), ..Self::deafened(libraries) },
+        }
+    }
+
+    /// Hears of nothing: knows what a look through /proc shows.
+    pub(super) fn deafened(libraries: Libraries<P>) -> Self {
+        Self {
+            libraries,
+            mappings: None,
+            deaf: None,
+            stuck: Vec::new(),
+            denied: Vec::new(),
+            scanned: None,
+            devices: None,
+            lost: false,
+            users: Users::default(),
+            told: Timestamp::now(),
+            aged: None,
+            moved: false,
+        }
     }
 
     /// Why new libraries are found late, if so.
@@ -91,6 +120,8 @@ impl<P: Prober> Watcher<P> {
     /// That /proc cannot be listed.
     pub fn tick(&mut self, now: Instant, told: impl Fn(News<'_>)) -> io::Result<bool> {
         let mut new: Vec<CodeMapping> = Vec::new();
+        let mut again: Vec<(u32, FileKey)> = Vec::new();
+        let draining = Timestamp::now();
         if let Some(mappings) = &mut self.mappings {
             let libraries = &self.libraries;
             let began = Instant::now();
@@ -98,7 +129,12 @@ impl<P: Prober> Watcher<P> {
                 told(News::Mapped(&mapping));
                 let mapping = CodeMapping::from(mapping);
                 let known = new.iter().any(|other| other.key == mapping.key);
-                if mapping.key.inode != 0 && !known && libraries.is_new(mapping.key) {
+                if mapping.key.inode == 0 {
+                    return;
+                }
+                if known || libraries.known(mapping.key).is_some() {
+                    again.push((mapping.pid, mapping.key));
+                } else if libraries.is_new(mapping.key) {
                     new.push(mapping);
                 }
             });
@@ -110,7 +146,22 @@ impl<P: Prober> Watcher<P> {
         }
         let mut changed = false;
         for mapping in new {
+            let noted = (mapping.pid, mapping.key);
             changed |= self.look_at(mapping);
+            again.push(noted);
+        }
+        let noted = Noted::Told { after: std::mem::replace(&mut self.told, draining) };
+        for (pid, key) in again {
+            if self.libraries.known(key).is_some() {
+                self.moved |= self.users.maps(pid, key, noted);
+            }
+        }
+        changed |= self.examine();
+        if self.aged.is_none_or(|last| now.duration_since(last) >= FAST_RESCAN) {
+            self.aged = Some(now);
+            self.moved |= self.users.age();
+            // At most once a second: processes come and go.
+            changed |= std::mem::take(&mut self.moved);
         }
         let hurry = self.mappings.is_none() || self.lost;
         let interval = if hurry { FAST_RESCAN } else { SLOW_RESCAN };
@@ -131,18 +182,25 @@ impl<P: Prober> Watcher<P> {
             now.duration_since(*since) < STUCK_FOR && Path::new(&format!("/proc/{pid}")).exists()
         });
         let skip: Vec<u32> = self.stuck.iter().map(|(pid, _)| *pid).collect();
-        let scan = discover::scan(&skip)?;
+        let due = |last: Instant| now.duration_since(last) >= SLOW_RESCAN;
+        let devices = self.devices.is_none_or(due);
+        if devices {
+            self.devices = Some(now);
+        }
+        let scan = discover::scan(&skip, devices)?;
         self.stuck.extend(scan.stuck.iter().map(|pid| (*pid, now)));
-        self.denied = scan.denied;
+        self.denied.clone_from(&scan.denied);
         // A process that could not be looked into may map anything.
         if scan.complete && skip.is_empty() {
             self.libraries.sweep(|key| scan.files.contains_key(&key));
         }
-        for mapping in scan.files.into_values() {
+        for mapping in scan.files.values() {
             if self.libraries.is_new(mapping.key) {
-                self.look_at(mapping);
+                self.look_at(mapping.clone());
             }
         }
+        self.users.scanned(&scan, |key| self.libraries.known(key).is_some());
+        self.examine();
         Ok(before != self.coverage())
     }
 
@@ -158,11 +216,13 @@ impl<P: Prober> Watcher<P> {
         self.libraries.attached()
     }
 
-    /// A row for each library of the catalog that was seen, one for each process that is stuck,
+    /// A row for each library of the catalog that was seen, one for each process that runs one
+    /// or has a GPU open, one for each process that is stuck,
     /// and one for all processes that may not be looked into.
     #[must_use]
     pub fn coverage(&self) -> Vec<CoverageRow> {
         let mut rows = self.libraries.coverage();
+        rows.extend(self.users.coverage(|key| self.libraries.known(key)));
         rows.extend(self.stuck.iter().map(|(pid, _)| {
             let reason = "its maps cannot be read: it is stuck in the kernel; libraries that \
                           only it runs are not probed";
@@ -186,6 +246,31 @@ impl<P: Prober> Watcher<P> {
     /// Detaches from everything.
     pub fn detach_all(&mut self) {
         self.libraries.detach_all();
+    }
+
+    /// Looks through the executables of processes that have come to run the driver's library.
+    /// Whether coverage has changed.
+    fn examine(&mut self) -> bool {
+        let mut changed = false;
+        for pid in self.users.unexamined(|key| self.libraries.known(key)) {
+            let path = users::executable(pid);
+            // Without opening it: the identity of what the link leads to.
+            let Ok(metadata) = std::fs::metadata(&path) else { continue };
+            let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
+            let target = std::fs::read_link(&path).unwrap_or_default();
+            let work = move || elf::open(&path).and_then(inspect_executable);
+            if !self.libraries.is_examined(identity)
+                && let Ok(Ok(inspection)) = deadline::run(FILE_DEADLINE, work)
+            {
+                let path = target.as_os_str().as_encoded_bytes().to_vec();
+                let found = Found { key: None, path, pid: Some(pid) };
+                changed |= self.libraries.admit_executable(&found, inspection);
+            }
+            if let Some(key) = self.libraries.key_of(identity) {
+                changed |= self.users.maps(pid, key, Noted::Scanned);
+            }
+        }
+        changed
     }
 
     fn look_at(&mut self, mapping: CodeMapping) -> bool {

@@ -12,7 +12,11 @@ use crate::attach::abilities::{self, Ability, State};
 use crate::attach::memory::{self, MapKind, MapPlan, PlanError};
 use crate::attach::object::OBJECT;
 use crate::attach::options::Sizes;
+use crate::attach::survey::survey;
 use crate::cli::args::DoctorArgs;
+use crate::host::process;
+use crate::report::escape::escape;
+use crate::snapshot::CoverageRow;
 
 /// Text is kept this narrow, in characters.
 const WIDTH: usize = 80;
@@ -31,6 +35,25 @@ pub struct Diagnosis {
     pub abilities: Vec<Ability>,
     /// Memory of the maps.
     pub maps: Maps,
+    /// The processes that run a GPU library or have a GPU open.
+    pub coverage: Vec<Reach>,
+}
+
+/// Whether the calls of a process can be seen.
+#[derive(Debug, Serialize)]
+pub struct Reach {
+    /// The process; `null` where several are meant.
+    pub pid: Option<u32>,
+    /// Its name.
+    pub comm: Option<String>,
+    /// Catalog names of its libraries, by comma.
+    pub library: Option<String>,
+    /// By which layers: `runtime`, `static`, `driver`, …
+    pub layers: Vec<String>,
+    /// Whether they can.
+    pub can_be_probed: bool,
+    /// Why not, or what is missing.
+    pub reason: Option<String>,
 }
 
 /// What the maps will take on this machine.
@@ -77,7 +100,21 @@ pub fn diagnose() -> Result<Diagnosis, PlanError> {
     let abilities = abilities::probe();
     let ok = !abilities.iter().any(Ability::blocks);
     let maps = maps(&Sizes::default(), memory::possible_cpus().ok())?;
-    Ok(Diagnosis { schema: 1, ok, abilities, maps })
+    // Where /proc cannot be listed there is nothing to say of anybody in it.
+    let coverage = survey().unwrap_or_default();
+    Ok(Diagnosis {
+        schema: 1,
+        ok,
+        abilities,
+        maps,
+        coverage: coverage.into_iter().map(reach).collect(),
+    })
+}
+
+fn reach(row: CoverageRow) -> Reach {
+    let CoverageRow { pid, library, layers, attached, reason, .. } = row;
+    let comm = pid.and_then(process::comm);
+    Reach { pid, comm, library, layers, can_be_probed: attached, reason }
 }
 
 fn maps(sizes: &Sizes, possible_cpus: Option<u32>) -> Result<Maps, PlanError> {
@@ -121,6 +158,8 @@ fn write_text(diagnosis: &Diagnosis, out: &mut impl Write, colour: bool) -> io::
     }
     writeln!(out)?;
     write_maps(&diagnosis.maps, out)?;
+    writeln!(out)?;
+    write_coverage(&diagnosis.coverage, out)?;
     writeln!(out)?;
     let absent = |required| {
         let absent = diagnosis
@@ -218,6 +257,27 @@ fn write_maps(maps: &Maps, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+fn write_coverage(coverage: &[Reach], out: &mut impl Write) -> io::Result<()> {
+    if coverage.is_empty() {
+        return writeln!(out, "No process runs a GPU library or has a GPU open.");
+    }
+    writeln!(out, "Processes that run a GPU library or have a GPU open")?;
+    writeln!(out, "{:>9}  {:16}{:9}{:16}WHAT IS MISSING", "PID", "PROCESS", "CAN BE", "BY")?;
+    for Reach { pid, comm, layers, can_be_probed, reason, .. } in coverage {
+        let pid = pid.map(|pid| pid.to_string()).unwrap_or_default();
+        let comm = escape(comm.as_deref().unwrap_or_default());
+        let can = if *can_be_probed { "probed" } else { "not" };
+        let reason = escape(reason.as_deref().unwrap_or_default());
+        let mut lines = wrap(&reason, WIDTH - 52).into_iter();
+        let first = lines.next().unwrap_or_default();
+        writeln!(out, "{pid:>9}  {comm:16}{can:9}{:16}{first}", layers.join("+"))?;
+        for line in lines {
+            writeln!(out, "{:52}{line}", "")?;
+        }
+    }
+    Ok(())
+}
+
 /// With two decimals.
 fn mebibytes(bytes: u64) -> String {
     let hundredths = bytes.saturating_mul(100).div_ceil(1 << 20);
@@ -255,7 +315,15 @@ mod tests {
         };
         let ok = !ability.blocks();
         let maps = maps(&Sizes::default(), Some(2)).expect("the object is sound");
-        Diagnosis { schema: 1, ok, abilities: vec![ability], maps }
+        let coverage = vec![Reach {
+            pid: Some(4_121),
+            comm: Some("python3".into()),
+            library: Some("libcudart".into()),
+            layers: vec!["runtime".into(), "driver".into()],
+            can_be_probed: true,
+            reason: Some("a reason that is long enough to be broken over several lines".into()),
+        }];
+        Diagnosis { schema: 1, ok, abilities: vec![ability], maps, coverage }
     }
 
     fn text(diagnosis: &Diagnosis, colour: bool) -> String {

@@ -10,7 +10,8 @@ use crate::ledger::{Effects, Ledger, LedgerConfig};
 use crate::record::{Anchor, Observation, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot, Verdict};
 use crate::verdict::{
-    HostLevels, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts,
+    DeviceLevels, HostLevels, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig,
+    Verdicts,
 };
 
 /// What the core is asked to do.
@@ -47,6 +48,7 @@ pub struct Core {
     pub(super) verdicts: Verdicts,
     pub(super) processes: ProcessLevels,
     pub(super) host_levels: HostLevels,
+    pub(super) device_levels: DeviceLevels,
     pub(super) host: HostFacts,
     records: [u64; KINDS.len()],
     news: u64,
@@ -61,6 +63,7 @@ impl Core {
             verdicts: Verdicts::new(config.verdict.clone()),
             processes: ProcessLevels::new(config.verdict.clone()),
             host_levels: HostLevels::new(config.verdict.clone()),
+            device_levels: DeviceLevels::new(config.verdict.clone()),
             host: HostFacts::default(),
             records: [0; KINDS.len()],
             news: 0,
@@ -180,7 +183,10 @@ const fn is_news(record: &Record) -> bool {
         Record::Tick { .. } | Record::AccountAges(_) => false,
         Record::Observation { observation, .. } => !matches!(
             observation,
-            Observation::Memory(_) | Observation::ProcessMemory(_) | Observation::Device { .. }
+            Observation::Memory(_)
+                | Observation::ProcessMemory(_)
+                | Observation::Device(_)
+                | Observation::DeviceLost { .. }
         ),
         _ => true,
     }

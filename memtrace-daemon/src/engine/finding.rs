@@ -55,21 +55,22 @@ pub(super) fn of_measured(
     process: Option<&ProcessBooks>,
     said: Said,
 ) -> Finding {
-    let Said { serial: _, domain, judgement } = said;
+    let Said { serial: _, gone, domain, judgement } = said;
     let pid = process.map_or(0, ProcessBooks::pid);
     // Address space is not memory that runs out.
     let exhaustion = judgement
         .growth_bytes_per_second
         .filter(|_| domain != "mmap")
         .and_then(|growth| exhaustion(host, domain, pid, growth));
+    let entry = process.and_then(|process| process.entry);
+    let who = process.map(|_| (pid, entry.map(|entry| text(&entry.comm)).unwrap_or_default()));
+    let who = who.or(gone.map(|gone| (gone.pid, gone.comm)));
+    let (pid, comm) = who.unzip();
     Finding {
-        level: if process.is_some() { "process" } else { "host" },
+        level: if pid.is_some() { "process" } else { "host" },
         domain,
-        processes: process.map(ProcessBooks::pid).into_iter().collect(),
-        comm: process
-            .and_then(|process| process.entry)
-            .map(|entry| text(&entry.comm))
-            .unwrap_or_default(),
+        processes: pid.into_iter().collect(),
+        comm: comm.unwrap_or_default(),
         exhaustion,
         ..of_judgement(setting, judgement)
     }
@@ -91,9 +92,7 @@ pub(super) fn exhaustion(
         Some((limit.available_bytes(), format!("cgroup {}", limit.cgroup)))
     };
     let of_device = || {
-        let on = |(_, device): &(&u32, &super::host::Device)| {
-            device.processes.iter().any(|(user, _)| *user == pid)
-        };
+        let on = |(_, device): &(&u32, &super::host::Device)| device.of(pid).is_some();
         let only = || host.devices.iter().next().filter(|_| host.devices.len() == 1);
         let (index, device) = host.devices.iter().find(on).or_else(only)?;
         Some((device.free_bytes(), format!("cuda:{index}")))

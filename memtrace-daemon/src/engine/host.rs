@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_common::{Domain, LossCause, LossCounter};
 
-use crate::record::{CgroupLimit, Observation};
+use crate::record::{CgroupLimit, DeviceMemory, Observation};
 use crate::snapshot::{CoverageRow, Loss, RECORDING_GAP, Terms};
 
 /// Growth below this says nothing about what share of it is explained, bytes.
@@ -36,18 +36,20 @@ struct Gauge {
 /// One GPU.
 #[derive(Debug)]
 pub(super) struct Device {
-    pub(super) total_bytes: u64,
+    pub(super) now: DeviceMemory,
     used: Gauge,
-    pub(super) processes: Vec<(u32, u64)>,
 }
 
 impl Device {
-    pub(super) fn used_bytes(&self) -> u64 {
-        self.used.now
+    /// What it can still give. Older recordings know only what is not in use.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let unused = self.now.total_bytes.saturating_sub(self.now.used_bytes);
+        self.now.free_bytes.unwrap_or(unused)
     }
 
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.total_bytes.saturating_sub(self.used.now)
+    /// What a process has on it; `None` where it is not on it.
+    pub(super) fn of(&self, pid: u32) -> Option<u64> {
+        self.now.processes.iter().find(|(user, _)| *user == pid).map(|(_, bytes)| *bytes)
     }
 }
 
@@ -74,16 +76,17 @@ impl HostFacts {
                 note(&mut self.unreclaimable, memory.unreclaimable_bytes);
                 self.available_bytes = Some(memory.available_bytes);
             }
-            Observation::Device { index, total_bytes, used_bytes: now, processes } => {
+            Observation::Device(device) => {
+                let now = device.used_bytes;
                 let new = || Device {
-                    total_bytes: *total_bytes,
-                    used: Gauge { first: *now, now: *now, traced_first: live(Domain::Cuda) },
-                    processes: Vec::new(),
+                    now: DeviceMemory::default(),
+                    used: Gauge { first: now, now, traced_first: live(Domain::Cuda) },
                 };
-                let device = self.devices.entry(*index).or_insert_with(new);
-                device.used.now = *now;
-                device.processes.clone_from(processes);
+                let known = self.devices.entry(device.index).or_insert_with(new);
+                known.used.now = now;
+                known.now.clone_from(device);
             }
+            Observation::DeviceLost { index } => drop(self.devices.remove(index)),
             Observation::Loss(counters) => self.loss.clone_from(counters),
             Observation::Coverage(rows) => self.coverage.clone_from(rows),
             Observation::ProcessFacts { .. }
@@ -140,8 +143,7 @@ impl HostFacts {
 
     /// Device memory of a process as NVML sees it; `None` where there is no device.
     pub(super) fn device_bytes(&self, pid: u32) -> Option<u64> {
-        let all = self.devices.values().flat_map(|device| &device.processes);
-        let own = all.filter(|(user, _)| *user == pid).map(|(_, bytes)| *bytes);
+        let own = self.devices.values().filter_map(|device| device.of(pid));
         (!self.devices.is_empty()).then(|| own.fold(0, u64::saturating_add))
     }
 

@@ -67,6 +67,18 @@ impl Core {
                 let books = self.host_books();
                 self.host_levels.observe(now_ns, memory, books);
             }
+            Observation::Device(device) => {
+                let ledger = &self.ledger;
+                // Of several processes with this id the last one.
+                let comm = |pid| {
+                    let all = ledger.processes().filter(|process| process.pid() == pid);
+                    let entries = all.filter_map(|process| process.entry);
+                    let last = entries.max_by_key(|entry| entry.key.start_ns)?;
+                    Some(text(&last.comm))
+                };
+                self.device_levels.observe(now_ns, device, comm);
+            }
+            Observation::DeviceLost { index } => self.device_levels.lost(*index),
             Observation::UnusedShared(unused) => self.host_levels.observe_unused(now_ns, unused),
             _ => {}
         }
@@ -182,8 +194,8 @@ impl Core {
         })
     }
 
-    /// What a process holds, for who comes first: live bytes of library functions, and what was
-    /// last measured.
+    /// What a process holds, for who comes first: live bytes of library functions, or what NVML
+    /// counts, and what was last measured.
     fn held(&self, process: &ProcessBooks) -> u64 {
         let spaces = process.spaces.iter().filter_map(|id| self.ledger.space(*id));
         let live = spaces
@@ -192,7 +204,8 @@ impl Core {
             .map(|(_, totals)| totals.live().bytes)
             .fold(0, u64::saturating_add);
         let measured = self.processes.latest(process.serial);
-        live.saturating_add(measured.map_or(0, |memory| memory.private_bytes()))
+        let device = self.host.device_bytes(process.pid()).unwrap_or(0);
+        live.max(device).saturating_add(measured.map_or(0, |memory| memory.private_bytes()))
     }
 
     /// Whether somebody should look for shared memory that nobody uses.
@@ -234,6 +247,7 @@ impl Core {
         };
         self.processes.said(now_ns, &mut each);
         self.host_levels.said(now_ns, &mut each);
+        self.device_levels.said(now_ns, &mut each);
         findings
     }
 }

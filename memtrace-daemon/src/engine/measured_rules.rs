@@ -8,7 +8,7 @@ use super::rules::process;
 use super::simulation::Fate::Arrives;
 use super::simulation::{SECOND, World, allocators, config, hasty, setting};
 use crate::ledger::LedgerConfig;
-use crate::record::{CgroupLimit, HostMemory, Observation, ProcessMemory, Record};
+use crate::record::{CgroupLimit, DeviceMemory, HostMemory, Observation, ProcessMemory, Record};
 use crate::snapshot::{Finding, Measured, Snapshot};
 
 const MIB: u64 = 1 << 20;
@@ -103,12 +103,12 @@ fn the_picture_shows_what_was_measured_beside_the_books() {
     // A pool: all was given back to it, and the device's memory stays (A41).
     observe(
         &mut world,
-        Observation::Device {
-            index: 0,
+        Observation::Device(DeviceMemory {
             total_bytes: 80 * GIB,
             used_bytes: 9 * GIB,
             processes: vec![(1_001, 8 * GIB), (4, MIB)],
-        },
+            ..DeviceMemory::default()
+        }),
     );
     let seen = process_of(&mut world, app);
     assert_eq!(

@@ -5,6 +5,8 @@
 
 mod call_rows;
 mod core;
+mod coverage;
+mod devices;
 mod finding;
 mod host;
 mod kernel_rows;

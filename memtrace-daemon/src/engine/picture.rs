@@ -6,6 +6,8 @@ use memtrace_common::{Domain, ProcessFlags};
 
 use super::call_rows::{self, View};
 use super::core::{Core, Setting};
+use super::coverage;
+use super::devices;
 use super::finding;
 use super::kernel_rows;
 use super::levels;
@@ -43,8 +45,10 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         attached_at: setting.attached_at,
         host: setting.host.clone(),
         domains,
-        coverage: core.host.coverage.clone(),
+        coverage: coverage::rows(core),
+        layers: coverage::layers(core),
         not_seen: not_seen(core),
+        devices: devices::of_host(&core.host, &painter.processes),
         loss: core.host.losses(core.ledger.faults().refused_stacks),
         processes: painter.processes,
         findings,
@@ -128,6 +132,7 @@ impl Painter<'_> {
                 device_bytes: facts.device_bytes,
             },
             measured: self.core.latest(process),
+            device: None,
             domains: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -178,6 +183,7 @@ impl Painter<'_> {
     fn finish(&mut self, mut painted: Process, serial: Option<u32>, anyway: bool) {
         let Self { core, setting, now_ns, .. } = self;
         let first = self.findings.len();
+        painted.device = devices::of_process(&core.host, &painted);
         let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
         let age = now_ns.saturating_sub(since_ns) as f64 / 1e9;
         self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
@@ -192,7 +198,11 @@ impl Painter<'_> {
                 self.findings.extend(found);
             }
         }
-        if anyway || !painted.domains.is_empty() || !painted.sites.is_empty() {
+        if anyway
+            || painted.device.is_some()
+            || !painted.domains.is_empty()
+            || !painted.sites.is_empty()
+        {
             self.processes.push(painted);
         }
     }
@@ -211,6 +221,7 @@ fn nobody(comm: String) -> Process {
         ended_at: None,
         baseline: Baseline::default(),
         measured: Measured::default(),
+        device: None,
         domains: BTreeMap::new(),
         sites: Vec::new(),
     }
@@ -233,12 +244,6 @@ fn runtime(core: &Core, host_terms: &BTreeMap<Domain, Terms>) -> Runtime {
         records: core.record_counts(),
         probes,
         explained: core.host.explained(host_terms, core.config.named_caches),
-        devices: core
-            .host
-            .devices
-            .iter()
-            .map(|(index, device)| (*index, device.total_bytes, device.used_bytes()))
-            .collect(),
         ..Runtime::default()
     }
 }

@@ -8,7 +8,7 @@ use memtrace_common::{
 
 use super::simulation::{Fate::Arrives, Fate::IsLost, SECOND, World, allocators, hasty};
 use crate::ledger::LedgerConfig;
-use crate::record::{Observation, Record};
+use crate::record::{DeviceMemory, Observation, Record};
 use crate::snapshot::{Process, Site, Snapshot};
 
 pub(super) fn world() -> World {
@@ -299,12 +299,12 @@ fn rule_11_a_process_that_was_there_before_has_a_baseline() {
             rss_bytes: Some(1 << 30),
             before_attach: true,
         },
-        Observation::Device {
-            index: 0,
+        Observation::Device(DeviceMemory {
             total_bytes: 80 << 30,
             used_bytes: 9 << 30,
             processes: vec![(1_001, 8 << 30)],
-        },
+            ..DeviceMemory::default()
+        }),
     ] {
         world.tell(Record::Observation { now_ns, observation });
     }
@@ -316,7 +316,7 @@ fn rule_11_a_process_that_was_there_before_has_a_baseline() {
     assert_eq!(app.baseline.device_bytes, Some(8 << 30));
     assert_eq!(app.cmdline.as_deref(), Some("python3 serve.py"));
     assert_eq!(app.cgroup.as_deref(), Some("/system.slice/llm.service"));
-    assert_eq!(picture.runtime.devices, [(0, 80 << 30, 9 << 30)]);
+    assert_eq!(picture.devices[0].used_bytes, 9 << 30);
 }
 
 #[test]
@@ -443,12 +443,14 @@ fn a_leak_is_found_named_and_timed() {
     let mut world = world();
     let app = world.start(None, false, Arrives);
     let now_ns = world.now_ns;
-    let observation = Observation::Device {
+    // The driver keeps 2 GiB for itself.
+    let observation = Observation::Device(DeviceMemory {
         index: 3,
-        total_bytes: 10 << 30,
-        used_bytes: 0,
+        total_bytes: 12 << 30,
+        free_bytes: Some(10 << 30),
         processes: vec![(1_001, 1)],
-    };
+        ..DeviceMemory::default()
+    });
     world.tell(Record::Observation { now_ns, observation });
     for _ in 0..700 {
         world.call(app, cuda_malloc(), 1, 1 << 20, true, Arrives);

@@ -109,7 +109,7 @@ fn start_ticks(tgid: u32) -> Option<u64> {
 
 /// Name of its leader; `None` where it has ended.
 #[must_use]
-pub(super) fn comm(tgid: u32) -> Option<String> {
+pub fn comm(tgid: u32) -> Option<String> {
     Some(text(read(tgid, "comm", MAX_FILE)?.trim_ascii_end()))
 }
 

@@ -56,19 +56,20 @@ impl Ledger {
                     facts.before_attach |= before_attach;
                 }
             }
-            Observation::Device { processes, .. } => {
+            Observation::Device(device) => {
                 for process in self.processes.values_mut() {
                     let facts = &mut process.facts;
                     if !facts.before_attach || facts.device_bytes.is_some() {
                         continue;
                     }
                     let pid = process.entry.map_or(0, |entry| entry.key.tgid);
-                    facts.device_bytes =
-                        processes.iter().find(|(user, _)| *user == pid).map(|(_, bytes)| *bytes);
+                    let own = device.processes.iter().find(|(user, _)| *user == pid);
+                    facts.device_bytes = own.map(|(_, bytes)| *bytes);
                 }
             }
             Observation::LiveIds { next_id, ids } => self.live_ids(*next_id, ids, now_ns),
             Observation::Memory(_)
+            | Observation::DeviceLost { .. }
             | Observation::ProcessMemory(_)
             | Observation::UnusedShared(_)
             | Observation::Loss(_)

@@ -33,7 +33,7 @@ pub use terms::{of_account, of_totals};
 
 use std::collections::BTreeMap;
 
-use memtrace_common::Domain;
+use memtrace_common::{Domain, FunctionId};
 use rustc_hash::FxHashMap;
 
 use crate::snapshot::Terms;
@@ -69,6 +69,8 @@ pub struct Ledger {
     prune_at: usize,
     /// Terms of what is not kept any more, so that the host's equation still holds.
     remainder: BTreeMap<Domain, Terms>,
+    /// Of it, what library functions had in closed spaces, and their failures.
+    past: BTreeMap<FunctionId, (Terms, u64)>,
     closed_calls: Recent<u64, ClosedCall>,
     forgotten_spaces: Recent<u32, ()>,
     forgotten_processes: Recent<u32, FoldedKey>,
@@ -104,6 +106,7 @@ impl Ledger {
             ownerless: Vec::new(),
             closing: Vec::new(),
             remainder: BTreeMap::new(),
+            past: BTreeMap::new(),
             closed_calls: Recent::new(RECENT_CALLS),
             forgotten_spaces: Recent::new(RECENT_PROCESSES),
             forgotten_processes: Recent::new(RECENT_PROCESSES),

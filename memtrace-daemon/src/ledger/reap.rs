@@ -194,6 +194,9 @@ impl Ledger {
             if let Some(domain) = domain_of(function) {
                 let terms = terms::of_totals(&totals, true);
                 self.remainder.entry(domain).or_default().add(&terms);
+                let (past, failures) = self.past.entry(function).or_default();
+                past.add(&terms);
+                *failures = failures.saturating_add(totals.failures);
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_common::{Account, Amount, Domain, Totals};
+use memtrace_common::{Account, Amount, Domain, FunctionId, Totals};
 
 use super::Ledger;
 use crate::catalog;
@@ -28,6 +28,22 @@ impl Ledger {
             }
         }
         host
+    }
+}
+
+impl Ledger {
+    /// Terms and failures of each library function, of all address spaces and of those that are
+    /// not kept any more; a function more than once.
+    pub fn function_terms(&self, each: &mut dyn FnMut(FunctionId, &Terms, u64)) {
+        for (function, (terms, failures)) in &self.past {
+            each(*function, terms, *failures);
+        }
+        for space in self.spaces.values() {
+            for (function, totals) in space.totals() {
+                let terms = of_totals(&totals, space.closed_ns.is_some());
+                each(function, &terms, totals.failures);
+            }
+        }
     }
 }
 

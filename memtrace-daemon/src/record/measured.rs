@@ -70,6 +70,25 @@ impl HostMemory {
     }
 }
 
+/// A GPU as NVML has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// NVML index.
+    pub index: u32,
+    /// Device memory, bytes.
+    pub total_bytes: u64,
+    /// Of which in use.
+    pub used_bytes: u64,
+    /// Of which free. What the driver keeps for itself is neither used nor free.
+    #[serde(default)]
+    pub free_bytes: Option<u64>,
+    /// (pid, bytes) of each process on it, by pid.
+    pub processes: Vec<(u32, u64)>,
+    /// Of these, the pids that /proc does not have.
+    #[serde(default)]
+    pub gone: Vec<u32>,
+}
+
 /// Memory of one process as /proc has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessMemory {

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use anchor::Anchor;
 pub use call::{Call, CopiedCall, EXACT, Registers, StackCopy, Stage, code_at};
-pub use measured::{CgroupLimit, HostMemory, Parent, ProcessMemory, UnusedShared};
+pub use measured::{CgroupLimit, DeviceMemory, HostMemory, Parent, ProcessMemory, UnusedShared};
 
 use crate::snapshot::{CoverageRow, Frame, Taken};
 
@@ -212,16 +212,7 @@ pub enum Observation {
     /// Shared memory that nobody uses.
     UnusedShared(UnusedShared),
     /// A GPU as NVML has it.
-    Device {
-        /// NVML index.
-        index: u32,
-        /// Device memory, bytes.
-        total_bytes: u64,
-        /// Of which in use.
-        used_bytes: u64,
-        /// (pid, bytes) of each process on it.
-        processes: Vec<(u32, u64)>,
-    },
+    Device(DeviceMemory),
     /// All loss counters, in the order of `LossCause::ALL`.
     Loss(Vec<LossCounter>),
     /// Coverage as it is now; replaces what was said before.
@@ -233,5 +224,10 @@ pub enum Observation {
         next_id: u64,
         /// Sorted.
         ids: Vec<u64>,
+    },
+    /// A GPU that answered before does not any more: nothing is known of it.
+    DeviceLost {
+        /// NVML index.
+        index: u32,
     },
 }

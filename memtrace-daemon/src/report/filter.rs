@@ -69,6 +69,8 @@ impl Filter {
             domains,
             coverage: snapshot.coverage.clone(),
             not_seen: snapshot.not_seen.clone(),
+            layers: snapshot.layers.clone(),
+            devices: snapshot.devices.clone(),
             loss: snapshot.loss.clone(),
             findings: findings.cloned().collect(),
             processes,
@@ -104,6 +106,7 @@ impl Filter {
             ended_at: process.ended_at,
             baseline: process.baseline,
             measured: process.measured,
+            device: process.device,
             domains,
             sites,
         })

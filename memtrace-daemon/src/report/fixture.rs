@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
-    Baseline, CoverageRow, Evidence, Exhaustion, Finding, Frame, FrameKind, HostInfo, Loss,
-    Process, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken, TakenBy, Terms, Verdict,
+    Baseline, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding, Frame, FrameKind,
+    HostInfo, Loss, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken,
+    TakenBy, Terms, Verdict, difference,
 };
 
 pub(crate) fn time(text: &str) -> Timestamp {
@@ -40,6 +41,8 @@ pub(crate) fn empty() -> Snapshot {
             "named slab caches (--kmem-cache books them)".into(),
             "memory from before attach".into(),
         ],
+        devices: vec![],
+        layers: vec![],
         loss: LossCause::ALL
             .into_iter()
             .map(|cause| (cause.name(), Loss { count: 0, bytes: cause.bytes_known().then_some(0) }))
@@ -119,6 +122,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         ended_at: None,
         baseline: Baseline::default(),
         measured: crate::snapshot::Measured::default(),
+        device: None,
         domains,
         sites,
     }
@@ -199,6 +203,7 @@ fn library(path: &str, attached: bool) -> CoverageRow {
         by: attached.then_some("uprobe_multi"),
         functions: if attached { vec!["cudaMalloc".into(), "cudaFree".into()] } else { vec![] },
         missing: vec![],
+        layers: vec!["runtime".into()],
         reason: (!attached).then(|| "16 files of user 1000 are attached already".into()),
     }
 }
@@ -245,6 +250,15 @@ pub(crate) fn busy() -> Snapshot {
     }
     snapshot.processes = vec![serve, queue, evil];
     snapshot.coverage = vec![
+        CoverageRow {
+            attached: true,
+            attached_at: Some(time("2026-11-29T20:55:01Z")),
+            layers: vec!["runtime".into(), "driver".into()],
+            ..CoverageRow::of_process(
+                4121,
+                "calls before the probes were there are not seen".into(),
+            )
+        },
         library("/usr/local/cuda/lib64/libcudart.so.12", true),
         library("/home/eve/\x1b[31mlibcudart.so.12", false),
     ];
@@ -285,7 +299,17 @@ pub(crate) fn busy() -> Snapshot {
         [(("cudaMalloc".to_owned(), "/usr/local/cuda/lib64/libcudart.so.12".to_owned()), true)]
             .into();
     snapshot.runtime.explained = [("cuda", 0.98)].into();
-    snapshot.runtime.devices = vec![(0, 80 << 30, 66 << 30)];
+    let device = ProcessDevice::of(65 << 30, snapshot.domains["cuda"].live.bytes, 0);
+    snapshot.processes[0].device = Some(device);
+    snapshot.devices = vec![Device {
+        index: 0,
+        total_bytes: 80 << 30,
+        used_bytes: 66 << 30,
+        free_bytes: 13 << 30,
+        traced_bytes: device.traced_bytes,
+        untraced_bytes: difference(66 << 30, device.traced_bytes),
+        processes: vec![DeviceProcess { pid: 4121, used_bytes: 65 << 30, gone: false }],
+    }];
     snapshot.runtime.program_seconds = [("mt_kmalloc".to_owned(), 1.25)].into();
     snapshot
 }

@@ -4,6 +4,7 @@
 //! snapshot prints the same everywhere. Everything that came from a traced process is escaped
 //! before it reaches a terminal.
 
+pub mod coverage;
 pub mod escape;
 pub mod filter;
 #[cfg(test)]

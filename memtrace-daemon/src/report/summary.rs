@@ -5,10 +5,14 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::coverage::{layers_line, process_lines};
 use super::escape::escape;
-use super::text::{domain_lines, labelled, loss_lines};
+use super::text::{device_line, domain_lines, labelled, loss_lines};
 use crate::human;
-use crate::snapshot::{CoverageRow, HostInfo, Loss, Snapshot, Terms};
+use crate::snapshot::{CoverageRow, Device, HostInfo, Layer, Loss, Snapshot, Terms};
+
+/// Processes whose coverage is shown.
+const PROCESSES: usize = 16;
 
 /// What a person wants to know first.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +33,11 @@ pub struct Summary<'a> {
     pub loss: &'a BTreeMap<&'static str, Loss>,
     /// What is probed and what is not.
     pub coverage: &'a [CoverageRow],
+    /// Names of the processes in it.
+    #[serde(skip)]
+    names: BTreeMap<u32, &'a str>,
+    /// What was seen by which layer.
+    pub layers: &'a [Layer],
     /// Kinds of memory that memtrace does not see.
     pub not_seen: &'a [String],
     /// Findings by verdict.
@@ -38,7 +47,7 @@ pub struct Summary<'a> {
     /// Sites on the books.
     pub sites: usize,
     /// GPUs as NVML has them.
-    pub devices: Vec<Device>,
+    pub devices: &'a [Device],
 }
 
 /// Processes on the books.
@@ -50,17 +59,6 @@ pub struct Count {
     pub ended: usize,
 }
 
-/// A GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Device {
-    /// NVML index.
-    pub index: u32,
-    /// Bytes.
-    pub total_bytes: u64,
-    /// Bytes in use, traced or not.
-    pub used_bytes: u64,
-}
-
 impl<'a> Summary<'a> {
     /// Of a snapshot.
     #[must_use]
@@ -70,7 +68,6 @@ impl<'a> Summary<'a> {
             *findings.entry(finding.verdict.name()).or_default() += 1;
         }
         let ended = snapshot.processes.iter().filter(|process| process.ended).count();
-        let devices = snapshot.runtime.devices.iter();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             generated_at: snapshot.generated_at,
@@ -80,17 +77,13 @@ impl<'a> Summary<'a> {
             domains: &snapshot.domains,
             loss: &snapshot.loss,
             coverage: &snapshot.coverage,
+            names: snapshot.names(),
+            layers: &snapshot.layers,
             not_seen: &snapshot.not_seen,
             findings,
             processes: Count { running: snapshot.processes.len() - ended, ended },
             sites: snapshot.processes.iter().map(|process| process.sites.len()).sum(),
-            devices: devices
-                .map(|(index, total_bytes, used_bytes)| Device {
-                    index: *index,
-                    total_bytes: *total_bytes,
-                    used_bytes: *used_bytes,
-                })
-                .collect(),
+            devices: &snapshot.devices,
         }
     }
 
@@ -131,21 +124,29 @@ impl<'a> Summary<'a> {
                 human::counted(self.sites as u64, "site"),
             ),
         );
-        for device in &self.devices {
-            let (used, total) = (human::bytes(device.used_bytes), human::bytes(device.total_bytes));
-            say("gpu", format!("{}: {used} of {total} in use", device.index));
+        for device in self.devices {
+            say("gpu", device_line(device));
         }
-        let attached = self.coverage.iter().filter(|row| row.attached).count();
-        let not = self.coverage.len() - attached;
+        let files = || self.coverage.iter().filter(|row| row.kind == "library");
+        let attached = files().filter(|row| row.attached).count();
+        let not = files().count() - attached;
         let mut coverage = format!("{} probed", human::counted(attached as u64, "file"));
         if not > 0 {
             coverage.push_str(&format!(", {not} not; a dump says which and why"));
         }
         say("coverage", coverage);
+        if let Some(layers) = layers_line(self.layers) {
+            say("seen by", layers);
+        }
         lines.extend(loss_lines(self.loss, width));
         lines.push(String::new());
         lines.extend(domain_lines(self.domains, width));
         lines.push(String::new());
+        let processes = process_lines(self.coverage, &self.names, PROCESSES, width);
+        if !processes.is_empty() {
+            lines.extend(processes);
+            lines.push(String::new());
+        }
         lines.join("\n")
     }
 }

@@ -91,7 +91,7 @@ fn filters_show_a_part() {
     let cuda = Filter { domain: Some(Domain::Cuda), ..Filter::default() }.apply(&busy).into_owned();
     assert_eq!(cuda.domains.keys().collect::<Vec<_>>(), [&"cuda"]);
     assert_eq!(cuda.findings.len(), 1);
-    assert_eq!(cuda.coverage.len(), 2);
+    assert_eq!(cuda.coverage.len(), 3);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Reports, metrics and the HTTP routes read this and nothing else. Its serialised form is
 //! the JSON dump, schema 1: unknown values are `null`, never absent.
 
+mod coverage;
+mod devices;
 mod findings;
 mod frames;
 mod sites;
@@ -11,8 +13,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use memtrace_common::Amount;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
+pub use coverage::{CoverageRow, Word};
+pub use devices::{Device, DeviceProcess, ProcessDevice, difference};
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
 pub use sites::{OWN_PROBES, Sample, Site};
@@ -32,8 +36,12 @@ pub struct Snapshot {
     pub domains: BTreeMap<&'static str, Terms>,
     /// Which libraries and processes are probed, and which are not, and why.
     pub coverage: Vec<CoverageRow>,
+    /// What was seen by which layer.
+    pub layers: Vec<Layer>,
     /// Kinds of memory that memtrace does not see.
     pub not_seen: Vec<String>,
+    /// GPUs as NVML has them, beside the books.
+    pub devices: Vec<Device>,
     /// Losses by cause; every cause is there.
     pub loss: BTreeMap<&'static str, Loss>,
     /// Processes with books, running ones and those that ended within 15 minutes.
@@ -43,6 +51,15 @@ pub struct Snapshot {
     /// Figures for metrics and `status` that are not part of the dump.
     #[serde(skip)]
     pub runtime: Runtime,
+}
+
+impl Snapshot {
+    /// Names of the processes with books, by pid; of several the one that runs.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<u32, &str> {
+        let of = |ended| self.processes.iter().filter(move |process| process.ended == ended);
+        of(true).chain(of(false)).map(|process| (process.pid, process.comm.as_str())).collect()
+    }
 }
 
 /// The host that a snapshot is of.
@@ -112,6 +129,23 @@ impl Terms {
     }
 }
 
+/// What was seen of a domain's calls by one library. A call of the runtime that calls the driver is
+/// the runtime's, and counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Layer {
+    /// `runtime`, `driver`, `hip` or `declared`; a runtime within an executable is a `runtime`.
+    pub layer: &'static str,
+    /// Catalog name of the library.
+    pub library: &'static str,
+    /// Domain name.
+    pub domain: &'static str,
+    /// The terms of the calls that it was the outermost of.
+    #[serde(flatten)]
+    pub terms: Terms,
+    /// Of these calls, those that failed.
+    pub failures: u64,
+}
+
 /// Terms of one process in one domain, and what moved no bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessTerms {
@@ -143,40 +177,6 @@ pub struct Loss {
 /// no row, since only a replay can have them.
 pub const RECORDING_GAP: &str = "recording_gap";
 
-/// One of a few words. By this name serde does not take it for text to be borrowed.
-pub type Word = &'static str;
-
-/// Whether one library file or one process is probed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CoverageRow {
-    /// `library` or `process`.
-    #[serde(deserialize_with = "kind")]
-    pub kind: Word,
-    /// Catalog name of the library, such as `libcudart`.
-    pub library: Option<String>,
-    /// Path as the process that mapped it has it.
-    pub path: Option<String>,
-    /// Build id, hex.
-    pub build_id: Option<String>,
-    /// Device and inode, `major:minor:inode`.
-    pub file: Option<String>,
-    /// The process that it was found in, if by a process.
-    pub pid: Option<u32>,
-    /// Whether probes are on it.
-    pub attached: bool,
-    /// Since when.
-    pub attached_at: Option<Timestamp>,
-    /// How: `uprobe_multi` or `perf_event`.
-    #[serde(deserialize_with = "by")]
-    pub by: Option<Word>,
-    /// Functions probed.
-    pub functions: Vec<String>,
-    /// Catalog functions that the library does not export.
-    pub missing: Vec<String>,
-    /// Why not, or what a reader should know.
-    pub reason: Option<String>,
-}
-
 /// One process with books.
 #[derive(Clone, Debug, Serialize)]
 pub struct Process {
@@ -200,6 +200,8 @@ pub struct Process {
     pub baseline: Baseline,
     /// What it holds now, as measured beside the books.
     pub measured: Measured,
+    /// Device memory by NVML beside the books; `None` where it has none, or there is no driver.
+    pub device: Option<ProcessDevice>,
     /// Terms by domain name. Boxed: a map makes room for eleven at once, and most have one.
     pub domains: BTreeMap<&'static str, Box<ProcessTerms>>,
     /// Sites, by live bytes, largest first.
@@ -252,8 +254,6 @@ pub struct Runtime {
     pub probes: BTreeMap<(String, String), bool>,
     /// Traced growth over observed growth, by domain.
     pub explained: BTreeMap<&'static str, f64>,
-    /// GPUs as NVML has them: (index, total bytes, used bytes).
-    pub devices: Vec<(u32, u64, u64)>,
     /// Run time of each BPF program in seconds, where the kernel's statistics are on.
     pub program_seconds: BTreeMap<String, f64>,
     /// Whether start-up attachment is done.
@@ -265,18 +265,4 @@ fn site_id<S: Serializer>(id: &Option<u64>, serializer: S) -> Result<S::Ok, S::E
         Some(id) => serializer.serialize_some(&format!("{id:016x}")),
         None => serializer.serialize_none(),
     }
-}
-
-fn kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
-    one_of(&["library", "process"], &String::deserialize(deserializer)?)
-}
-
-fn by<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Word>, D::Error> {
-    let word = Option::<String>::deserialize(deserializer)?;
-    word.map(|word| one_of(&["uprobe_multi", "perf_event"], &word)).transpose()
-}
-
-fn one_of<E: serde::de::Error>(words: &'static [Word], word: &str) -> Result<Word, E> {
-    let known = words.iter().find(|known| **known == word);
-    known.copied().ok_or_else(|| E::unknown_variant(word, words))
 }

@@ -10,12 +10,24 @@ use crate::snapshot::{Evidence, Verdict};
 /// What a measurement says.
 #[derive(Clone, Debug)]
 pub struct Said {
-    /// Serial of the process that it is about; `None` where it is about the host.
+    /// Serial of the process that it is about.
     pub serial: Option<u32>,
+    /// A process that it is about and that there is not any more. Where there is neither it is
+    /// about the host.
+    pub gone: Option<Gone>,
     /// The domain that is nearest to what was measured; `host` where none is.
     pub domain: &'static str,
     /// The verdict and what it rests on.
     pub judgement: Judgement,
+}
+
+/// A process that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Its thread group id.
+    pub pid: u32,
+    /// Its name; empty where nobody knows it.
+    pub comm: String,
 }
 
 /// The word of a level of its own, without what a measurement cannot know.

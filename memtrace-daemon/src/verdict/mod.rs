@@ -9,6 +9,7 @@ pub mod baseline;
 mod confidence;
 mod config;
 mod decide;
+mod device;
 mod history;
 mod host;
 mod judge;
@@ -20,6 +21,7 @@ mod pyramid;
 mod residence;
 mod rule;
 mod scratch;
+mod silent;
 mod stats;
 mod sums;
 #[cfg(test)]
@@ -30,12 +32,14 @@ mod windows;
 mod words;
 
 pub use config::{DomainConfig, VerdictConfig};
+pub use device::DeviceLevels;
 pub use host::{Ended, HostBooks, HostLevels};
 pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
-pub use measured::Said;
+pub use measured::{Gone, Said};
 pub use memory::{Booked, ParentBooks, ProcessLevels};
 pub use rule::{EachRow, Rule, Subject};
+pub use silent::{no_device_calls, no_heap_calls};
 
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, BuildHasherDefault};

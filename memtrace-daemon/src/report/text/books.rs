@@ -6,7 +6,7 @@ use std::io;
 use super::Page;
 use crate::human;
 use crate::report::table::{Align, Table};
-use crate::snapshot::{Snapshot, Terms};
+use crate::snapshot::{Device, Snapshot, Terms};
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> {
     page.heading("BOOKS since attach: seen = live + freed + closed + freed unseen + dropped")?;
@@ -14,7 +14,27 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     for line in domain_lines(&domains.collect(), page.width) {
         page.line(&line)?;
     }
+    for device in &snapshot.devices {
+        page.labelled("gpu", &device_line(device))?;
+        for process in device.processes.iter().filter(|process| process.gone) {
+            let used = human::bytes(process.used_bytes);
+            page.labelled("", &format!("{used} of it for pid {}, which has ended", process.pid))?;
+        }
+    }
     page.line("")
+}
+
+/// What NVML counts on a GPU, and how much of it the books explain.
+#[must_use]
+pub fn device_line(device: &Device) -> String {
+    let Device { index, total_bytes, used_bytes, traced_bytes, untraced_bytes, .. } = device;
+    format!(
+        "{index}: {} of {} in use by NVML; {} traced, {} not",
+        human::bytes(*used_bytes),
+        human::bytes(*total_bytes),
+        human::bytes(*traced_bytes),
+        human::about_bytes(*untraced_bytes as f64),
+    )
 }
 
 /// One line a domain that has seen anything, after a head; domains are never added.

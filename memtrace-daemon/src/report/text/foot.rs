@@ -7,6 +7,7 @@ use memtrace_common::LossCause;
 
 use super::{Page, labelled, more};
 use crate::human;
+use crate::report::coverage::{layers_line, process_lines};
 use crate::report::escape::escape;
 use crate::snapshot::{CoverageRow, Loss, ProcessTerms, RECORDING_GAP, Snapshot};
 
@@ -23,6 +24,13 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     }
     page.labelled("sampling", &sampling(snapshot))?;
     coverage(&snapshot.coverage, page)?;
+    if let Some(layers) = layers_line(&snapshot.layers) {
+        page.labelled("seen by", &layers)?;
+    }
+    let processes = process_lines(&snapshot.coverage, &snapshot.names(), SHOWN, page.width);
+    for line in processes {
+        page.line(&line)?;
+    }
     if !snapshot.not_seen.is_empty() {
         let kinds: Vec<_> = snapshot.not_seen.iter().map(|kind| escape(kind)).collect();
         page.labelled("not seen", &kinds.join("; "))?;
@@ -146,7 +154,9 @@ fn coverage(rows: &[CoverageRow], page: &mut Page<'_>) -> io::Result<()> {
         [first @ .., last] => format!("{} and {last}", first.join(", ")),
     };
     page.labelled("covered", &said)?;
-    let not: Vec<&CoverageRow> = rows.iter().filter(|row| !row.attached).collect();
+    // Processes have a table of their own.
+    let not: Vec<&CoverageRow> =
+        rows.iter().filter(|row| !row.attached && row.kind == "library").collect();
     for (index, row) in not.iter().take(SHOWN).enumerate() {
         let reason = row.reason.as_deref().unwrap_or("for a reason that is not known");
         page.labelled(

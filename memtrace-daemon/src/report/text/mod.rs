@@ -10,7 +10,7 @@ mod stack;
 
 use std::io::{self, Write};
 
-pub use books::domain_lines;
+pub use books::{device_line, domain_lines};
 pub use foot::loss_lines;
 pub(in crate::report) use foot::{meaning, sampling, subject};
 

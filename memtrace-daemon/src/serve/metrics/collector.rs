@@ -13,6 +13,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use super::counters::{Labels, Shown, SiteSeries};
+use super::coverage;
+use super::devices::{self, DeviceSeries};
 use super::findings;
 use super::rows::{ProcessSeries, label};
 use crate::snapshot::Snapshot;
@@ -26,6 +28,7 @@ pub(super) struct Scrape {
     pub(super) snapshot: std::sync::Arc<Snapshot>,
     pub(super) sites: SiteSeries,
     pub(super) processes: ProcessSeries,
+    pub(super) devices: DeviceSeries,
 }
 
 /// One sample's labels.
@@ -35,6 +38,7 @@ pub(super) type Pairs<'a, const N: usize> = [(&'static str, Cow<'a, str>); N];
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     Whole(u64),
+    Signed(i64),
     Real(f64),
 }
 
@@ -42,6 +46,7 @@ impl EncodeGaugeValue for Value {
     fn encode(&self, encoder: &mut GaugeValueEncoder<'_>) -> fmt::Result {
         match self {
             Self::Whole(value) => EncodeGaugeValue::encode(value, encoder),
+            Self::Signed(value) => EncodeGaugeValue::encode(value, encoder),
             Self::Real(value) => EncodeGaugeValue::encode(value, encoder),
         }
     }
@@ -198,14 +203,7 @@ impl Scrape {
             explained
                 .map(|(domain, ratio)| ([("domain", Cow::Borrowed(*domain))], Value::Real(*ratio))),
         )?;
-        let devices = self.snapshot.runtime.devices.iter().flat_map(|(index, total, used)| {
-            [("total", *total), ("used", *used)].map(|(state, bytes)| {
-                let pairs = [("index", Cow::Owned(index.to_string())), ("state", state.into())];
-                (pairs, Value::Whole(bytes))
-            })
-        });
-        gauge("device", Some(Unit::Bytes), "Memory of a GPU as NVML has it, traced or not.")
-            .write(encoder, devices)
+        devices::write(&self.snapshot, &self.devices, encoder)
     }
 
     fn tracer(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -237,6 +235,7 @@ impl Scrape {
                 (pairs, Value::Whole(u64::from(*attached)))
             }),
         )?;
+        coverage::write(&self.snapshot, encoder)?;
         if !runtime.program_seconds.is_empty() {
             counter(
                 "bpf_run",

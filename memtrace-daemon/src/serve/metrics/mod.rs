@@ -5,6 +5,8 @@
 
 mod collector;
 pub mod counters;
+mod coverage;
+mod devices;
 mod findings;
 pub mod members;
 pub mod rows;
@@ -94,16 +96,18 @@ impl Metrics {
         snapshot: Arc<Snapshot>,
         format: Exposition,
     ) -> Result<String, std::fmt::Error> {
-        let (sites, processes) = {
+        let (sites, processes, devices) = {
             // A panic elsewhere leaves counters that are still counters.
             let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let processes = rows::processes(&snapshot, &mut memory.processes);
             (
                 memory.sites.update(rows::sites(&snapshot), snapshot.domains.keys().copied()),
-                rows::processes(&snapshot, &mut memory.processes),
+                processes,
+                devices::processes(&snapshot, &memory.processes),
             )
         };
         let mut registry = Registry::with_prefix("memtrace");
-        registry.register_collector(Box::new(Scrape { snapshot, sites, processes }));
+        registry.register_collector(Box::new(Scrape { snapshot, sites, processes, devices }));
         let mut out = String::new();
         match format {
             Exposition::OpenMetrics => text::encode(&mut out, &registry)?,

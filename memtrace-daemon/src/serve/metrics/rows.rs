@@ -79,19 +79,27 @@ pub struct ProcessLabels {
     pub cgroup: String,
 }
 
+impl ProcessLabels {
+    /// Those of a process.
+    #[must_use]
+    pub fn of(process: &Process) -> Self {
+        Self {
+            pid: process.pid,
+            comm: label(&process.comm),
+            cgroup: label(process.cgroup.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
 /// Live bytes of processes, by domain and labels; the rest under `None`.
 pub type ProcessSeries = BTreeMap<(&'static str, Option<ProcessLabels>), u64>;
 
 /// Live bytes of processes. A process is a member in all its domains or in none; its size is
-/// its largest domain, as domains are never added.
+/// its largest domain, as domains are never added, or what NVML counts.
 pub fn processes(snapshot: &Snapshot, members: &mut Members<ProcessLabels>) -> ProcessSeries {
     let mut live = BTreeMap::<(ProcessLabels, &'static str), u64>::new();
     for process in &snapshot.processes {
-        let labels = ProcessLabels {
-            pid: process.pid,
-            comm: label(&process.comm),
-            cgroup: label(process.cgroup.as_deref().unwrap_or_default()),
-        };
+        let labels = ProcessLabels::of(process);
         for (domain, terms) in &process.domains {
             if counted(process, domain) {
                 let bytes = live.entry((labels.clone(), *domain)).or_default();
@@ -100,9 +108,14 @@ pub fn processes(snapshot: &Snapshot, members: &mut Members<ProcessLabels>) -> P
         }
     }
     let mut sizes = BTreeMap::<ProcessLabels, u64>::new();
-    for ((labels, _), bytes) in &live {
-        let size = sizes.entry(labels.clone()).or_default();
-        *size = (*size).max(*bytes);
+    let of_devices = snapshot.processes.iter().filter_map(|process| {
+        let device = process.device?;
+        Some((ProcessLabels::of(process), device.nvml_bytes))
+    });
+    let of_books = live.iter().map(|((labels, _), bytes)| (labels.clone(), *bytes));
+    for (labels, bytes) in of_books.chain(of_devices) {
+        let size = sizes.entry(labels).or_default();
+        *size = (*size).max(bytes);
     }
     members.update(&sizes);
     let mut series: ProcessSeries =

@@ -170,7 +170,7 @@ impl HostLevels {
     pub fn said(&self, now_ns: u64, each: &mut dyn FnMut(Said)) {
         let said = [self.ownerless.say(&self.config, now_ns, self.worth()), self.say_shared()];
         for judgement in said.into_iter().flatten() {
-            each(Said { serial: None, domain: DOMAIN, judgement });
+            each(Said { serial: None, gone: None, domain: DOMAIN, judgement });
         }
     }
 

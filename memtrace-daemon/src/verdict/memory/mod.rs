@@ -57,6 +57,11 @@ pub struct ParentBooks {
 }
 
 impl Booked {
+    /// Device memory that it holds, by the books or by NVML, whichever knows of more.
+    fn held_on_device(&self) -> u64 {
+        self.device_bytes.max(self.nvml_bytes.unwrap_or(0))
+    }
+
     /// What anonymous memory the books know of. Reserved memory counts whole: better too much
     /// is explained than too little.
     fn explained_bytes(&self) -> u64 {
@@ -131,6 +136,16 @@ impl ProcessLevels {
         self.all.get(&serial).is_none_or(|known| {
             known.now.booked.heap_bytes.is_some() && known.gap() >= known.worth(&self.config)
         })
+    }
+
+    /// By how much the anonymous memory of a process grew although the malloc family is traced and
+    /// was never seen to be called, bytes; `None` where that is not so.
+    #[must_use]
+    pub fn silent(&self, serial: u32) -> Option<u64> {
+        let known = self.all.get(&serial).filter(|known| !known.ended)?;
+        let Booked { heap_bytes, heap_calls, .. } = &known.now.booked;
+        let silent = heap_bytes.is_some() && *heap_calls == 0;
+        Some(known.gap()).filter(|gap| silent && *gap >= known.worth(&self.config))
     }
 
     /// What is said now, in no particular order.

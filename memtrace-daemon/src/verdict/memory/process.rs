@@ -173,13 +173,14 @@ impl Measured {
                 ("mmap", Verdict::Growing, 0.5, self.address.evidence(config, now_ns))
             }
             About::Orphan => {
-                let held = self.now.booked.device_bytes;
+                let held = self.now.booked.held_on_device();
                 ("cuda", Verdict::Orphaned, 0.8, measured(held, held))
             }
         };
         let grows = verdict == Verdict::Growing;
         Said {
             serial: Some(serial),
+            gone: None,
             domain,
             judgement: Judgement {
                 verdict,

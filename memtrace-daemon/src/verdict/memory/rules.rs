@@ -178,7 +178,7 @@ impl Measured {
     /// It holds device memory, its parent has ended, and it does nothing any more.
     pub(super) fn orphan(&self, config: &VerdictConfig) -> Holds {
         let Moment { ns, booked, .. } = &self.now;
-        let held = booked.device_bytes.max(booked.nvml_bytes.unwrap_or(0));
+        let held = booked.held_on_device();
         if held < config.min_bytes {
             return None;
         }
@@ -191,10 +191,11 @@ impl Measured {
         let seconds = ns.saturating_sub(ended_ns) / 1_000_000_000;
         let mut words = vec![
             format!("its parent {comm} (pid {tgid}) ended {seconds} s ago"),
-            format!("it holds {} of device memory and makes no calls", bytes(booked.device_bytes)),
+            format!("it holds {} of device memory and makes no calls", bytes(held)),
         ];
         if let Some(nvml_bytes) = booked.nvml_bytes {
-            words.push(format!("NVML counts {} of it", bytes(nvml_bytes)));
+            let booked = bytes(booked.device_bytes);
+            words.push(format!("NVML counts {}, the books have {booked}", bytes(nvml_bytes)));
         }
         Some((About::Orphan, words))
     }

@@ -11,8 +11,8 @@ use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
 
 use crate::record::{
-    Call, CgroupLimit, HostMemory, Observation, Parent, ProcessMemory, Record, StackKey,
-    StackLabel, Stage, UnusedShared,
+    Call, CgroupLimit, DeviceMemory, HostMemory, Observation, Parent, ProcessMemory, Record,
+    StackKey, StackLabel, Stage, UnusedShared,
 };
 use crate::snapshot::{CoverageRow, Frame, FrameKind, Taken, TakenBy};
 
@@ -145,6 +145,7 @@ fn coverage() -> impl Strategy<Value = CoverageRow> {
     (any::<bool>(), texts, by, words.clone(), words, at, numbers).prop_map(
         |(library, (name, path, build_id, file, reason), by, functions, missing, at, numbers)| {
             CoverageRow {
+                layers: functions.clone(),
                 kind: if library { "library" } else { "process" },
                 library: name,
                 path,
@@ -199,11 +200,24 @@ fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
         }),
         (
             (any::<u32>(), uniform2(number64(bits))),
-            prop::collection::vec((any::<u32>(), number64(bits)), 0..4)
+            prop::option::of(number64(bits)),
+            prop::collection::vec((any::<u32>(), number64(bits)), 0..4),
+            prop::collection::vec(any::<u32>(), 0..2),
         )
-            .prop_map(|((index, [total_bytes, used_bytes]), processes)| {
-                Observation::Device { index, total_bytes, used_bytes, processes }
-            }),
+            .prop_map(
+                |((index, [total_bytes, used_bytes]), free_bytes, processes, gone)| {
+                    let memory = DeviceMemory {
+                        index,
+                        total_bytes,
+                        used_bytes,
+                        free_bytes,
+                        processes,
+                        gone,
+                    };
+                    Observation::Device(memory)
+                }
+            ),
+        any::<u32>().prop_map(|index| Observation::DeviceLost { index }),
         prop::collection::vec(pod::<LossCounter>(bits), 0..12).prop_map(Observation::Loss),
         prop::collection::vec(coverage(), 0..4).prop_map(Observation::Coverage),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..20))
@@ -255,7 +269,8 @@ pub(super) fn number(record: &Record) -> u8 {
                 | Observation::Memory(_)
                 | Observation::ProcessMemory(_)
                 | Observation::UnusedShared(_)
-                | Observation::Device { .. }
+                | Observation::Device(_)
+                | Observation::DeviceLost { .. }
                 | Observation::Loss(_)
                 | Observation::Coverage(_)
                 | Observation::LiveIds { .. } => {}
@@ -299,7 +314,8 @@ pub(super) fn each() -> Vec<Record> {
         Observation::Memory(HostMemory { total_bytes: u64::MAX, ..HostMemory::default() }),
         Observation::ProcessMemory(ProcessMemory { serial: 3, ..ProcessMemory::default() }),
         Observation::UnusedShared(UnusedShared { bytes: 4, ..UnusedShared::default() }),
-        Observation::Device { index: 0, total_bytes: 1, used_bytes: 2, processes: vec![(3, 4)] },
+        Observation::Device(DeviceMemory { processes: vec![(3, 4)], ..DeviceMemory::default() }),
+        Observation::DeviceLost { index: 1 },
         Observation::Loss(vec![LossCounter { count: 1, bytes: 2 }]),
         Observation::Coverage(vec![]),
         Observation::LiveIds { next_id: 9, ids: vec![1, 5] },
