@@ -97,6 +97,8 @@ pub enum PointerClass {
     Physical = 8,
     /// Where such memory is mapped: no memory of its own.
     Mapping = 9,
+    /// Tensors in PyTorch's pool.
+    Tensor = 32,
 }
 
 impl PointerClass {
@@ -108,6 +110,8 @@ impl PointerClass {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
+    /// None: calls that are never the same memory as others under another name.
+    Alone = 0,
     /// The CUDA runtime library.
     CudaRuntime = 1,
     /// The CUDA driver library.

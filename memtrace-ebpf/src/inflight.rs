@@ -94,8 +94,27 @@ pub struct Inflight {
     pub serial: u32,
     /// [`process::booked_since`] when those were found out; 0 where they are to be found out again.
     pub known: u64,
+    /// The static probe that fired last.
+    pub fired: Fired,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
+}
+
+/// A firing of a static probe.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Fired {
+    /// Its place; 0 is none.
+    pub address: u64,
+    /// Stack pointer.
+    pub stack_pointer: u64,
+    /// The attachment that told it.
+    pub attachment: u64,
+}
+
+impl Fired {
+    /// None.
+    pub const NONE: Self = Self { address: 0, stack_pointer: 0, attachment: 0 };
 }
 
 const _: () = assert!(INFLIGHT_DEPTH.is_power_of_two());

@@ -9,7 +9,7 @@ use memtrace_common::{
 
 use crate::{
     call_books::{Caller, dropped, left, settled},
-    inflight::{Frame, Inflight, Pending},
+    inflight::{Fired, Frame, Inflight, Pending},
     live::{Inserted, insert_call, put_back},
     loss::lost,
     maps::{CALL_LIVE, FUNCTIONS},
@@ -129,6 +129,7 @@ pub fn drop_all(caller: &Caller, inflight: *mut Inflight) {
     unsafe {
         (*inflight).trampoline = 0;
         (*inflight).known = 0;
+        (*inflight).fired = Fired::NONE;
     }
 }
 

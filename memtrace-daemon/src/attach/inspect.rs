@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt;
 
 use super::elf::{self, Description, ElfError, Identity};
 use super::symbols::{self, Points};
-use crate::catalog::{Function, Library, library_functions, library_of_soname};
+use super::usdt::{self, Places};
+use crate::catalog::{Function, Library, library_functions, library_of_soname, static_probes};
 
 /// What was seen of a file. Keeps it open: what was read is what is attached to.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Inspection {
     pub library: Option<Library>,
     /// The functions found in it; none for a file that is no library of the catalog.
     pub points: Points,
+    /// The static probes found in it; the same.
+    pub places: Places,
 }
 
 /// What two views of the same file have in common, whatever device they show.
@@ -63,7 +66,17 @@ pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
         size: metadata.size(),
         changed: (metadata.mtime(), metadata.mtime_nsec()),
     };
-    Ok(Inspection { file, identity, twin, description, library, points })
+    let places = if description.go {
+        Places::default()
+    } else if named {
+        usdt::find(&file, static_probes())?
+    } else if let Some(library) = library {
+        let own = static_probes().iter().filter(|probe| probe.library == library);
+        usdt::find(&file, own)?
+    } else {
+        Places::default()
+    };
+    Ok(Inspection { file, identity, twin, description, library, points, places })
 }
 
 fn functions_of(library: Library) -> impl Iterator<Item = &'static Function> {

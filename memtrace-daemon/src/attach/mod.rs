@@ -34,4 +34,5 @@ mod test_files;
 mod test_programs;
 pub mod thread;
 pub mod tracer;
+pub mod usdt;
 pub mod watch;

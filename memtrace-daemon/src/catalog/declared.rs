@@ -10,6 +10,9 @@ use super::{Catalog, Function, Library};
 /// More than anybody writes by hand, and few enough for one row of totals each in every process.
 const MOST: usize = 128;
 
+/// Name spaces of pointers that need more than functions.
+const OWN: [u8; 2] = [PointerClass::Physical as u8, PointerClass::Tensor as u8];
+
 /// Name spaces of pointers that the configuration names: a word, and whether something gives and
 /// something takes such pointers.
 #[derive(Default)]
@@ -21,7 +24,7 @@ impl<'a> Pointers<'a> {
     /// The name space of a word; one of its own where memtrace has none of the word.
     fn class(&mut self, word: &'a str, gives: bool) -> Result<u8, String> {
         match class(word) {
-            Ok(class) if class == PointerClass::Physical as u8 => {
+            Ok(class) if OWN.contains(&class) => {
                 return Err(format!("pointers: `{word}` are for memtrace's own functions"));
             }
             Ok(class) => return Ok(class),

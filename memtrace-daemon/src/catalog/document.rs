@@ -13,6 +13,7 @@ pub(super) struct Document {
     pub allocator: Vec<AllocatorRow>,
     pub free: Vec<FreeRow>,
     pub map: Vec<MapRow>,
+    pub probe: Vec<ProbeRow>,
 }
 
 /// A library of memtrace's own catalog.
@@ -30,6 +31,7 @@ pub(super) enum FamilyName {
     CudaRuntime,
     CudaDriver,
     Hip,
+    Alone,
 }
 
 impl FamilyName {
@@ -38,6 +40,7 @@ impl FamilyName {
             Self::CudaRuntime => Family::CudaRuntime,
             Self::CudaDriver => Family::CudaDriver,
             Self::Hip => Family::Hip,
+            Self::Alone => Family::Alone,
         }
     }
 }
@@ -99,6 +102,26 @@ pub(super) struct MapRow {
     pub size: u8,
     /// The argument that is the handle of what is mapped; none for what takes mappings away.
     pub handle: Option<u8>,
+}
+
+/// A static probe. Only memtrace's own documents have such.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProbeRow {
+    pub id: FunctionId,
+    pub library: String,
+    /// Who named it.
+    pub provider: String,
+    /// Its name.
+    pub name: String,
+    /// The domain it is booked in.
+    pub domain: String,
+    /// The name space of its pointers.
+    pub pointers: String,
+    /// The argument that is the pointer.
+    pub pointer: u8,
+    /// The argument that is the size; none for what takes memory back.
+    pub size: Option<u8>,
 }
 
 /// Where a size is.

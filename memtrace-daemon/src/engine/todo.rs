@@ -135,7 +135,7 @@ impl Todo<'_> {
     /// Takes the last counters of a closed address space in, and deletes them in the kernel.
     fn settle(&mut self, core: &mut Core, space: u32) {
         let time_ns = host::clock::monotonic_ns();
-        for function in catalog::library_functions() {
+        for function in catalog::booked() {
             let key = TotalsKey { space, function: u32::from(function.id) };
             match self.tracer.delete_totals(&key) {
                 Ok(Some(totals)) => self.apply(core, &Record::Totals { time_ns, key, totals }),

@@ -44,12 +44,12 @@ pub(super) fn first_values(ebpf: &mut Ebpf) -> Result<(), TracerError> {
     let mut control: Array<&mut MapData, Plain<Control>> = typed_mut(ebpf, "mt_control")?;
     control.set(0, Plain(first), 0).map_err(map("mt_control"))?;
     let mut functions: Array<&mut MapData, Plain<FunctionSpec>> = typed_mut(ebpf, "mt_functions")?;
-    for function in catalog::library_functions() {
+    for function in catalog::booked() {
         functions
             .set(u32::from(function.id), Plain(function.spec), 0)
             .map_err(map("mt_functions"))?;
     }
-    for function in catalog::library_functions() {
+    for function in catalog::booked() {
         let key = TotalsKey { space: 0, function: u32::from(function.id) };
         insert(ebpf, "mt_totals", Plain(key), Plain(Totals::default()))?;
     }
