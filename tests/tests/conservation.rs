@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use memtrace_daemon::catalog::library_functions;
+use memtrace_daemon::catalog;
 use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::{Amount, ProcessTerms, Site, amount, sums};
 use memtrace_tests::fixture::{self, Variant};

@@ -141,7 +141,7 @@ fn location(image: &Image<'_>, place: u64, semaphore: u64, moved: u64) -> Result
 fn does_nothing(data: Bounded<'_>, offset: u64) -> bool {
     const NOTHING: [&[u8]; 4] = [&[0x90], &[0x66, 0x90], &[0x0f, 0x1f], &[0x66, 0x0f, 0x1f]];
     let begins = |with: &&[u8]| data.read_bytes_at(offset, with.len() as u64) == Ok(*with);
-    NOTHING.iter().any(|with| begins(with))
+    NOTHING.iter().any(begins)
 }
 
 /// Refuses probes with more places than are ever attached.
