@@ -126,6 +126,8 @@ pub enum PointerClass {
     /// Primary contexts, by the number of their device and 1. Retained again, it is one more
     /// reference.
     Primary = 11,
+    /// Tensors in PyTorch's pool.
+    Tensor = 32,
 }
 
 impl PointerClass {
@@ -137,6 +139,8 @@ impl PointerClass {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
+    /// None: calls that are never the same memory as others under another name.
+    Alone = 0,
     /// The CUDA runtime library.
     CudaRuntime = 1,
     /// The CUDA driver library.
@@ -156,6 +160,7 @@ impl Family {
     #[must_use]
     pub const fn layer(self) -> &'static str {
         match self {
+            Self::Alone => "usdt",
             Self::CudaRuntime => "runtime",
             Self::CudaDriver => "driver",
             Self::Heap => "heap",

@@ -15,6 +15,7 @@ mod process;
 mod record;
 pub mod tunables;
 mod unwind;
+mod usdt;
 
 pub use account::{
     AGE_CLASSES, Account, AccountKey, AgeRow, Amount, Context, Totals, TotalsKey, UNATTRIBUTED_SLOT,
@@ -35,6 +36,7 @@ pub use record::{
     RecordKind, StackForm, StackHead, TotalsRecord,
 };
 pub use unwind::{Learned, MAX_COPY, MAX_SLOTS, MAX_WALK, Step, StepKey};
+pub use usdt::{UsdtArgument, UsdtPlace, UsdtPoint, usdt_cookie};
 
 /// Asserts at compile time that a shared type has the size that both sides expect.
 macro_rules! assert_size {

@@ -24,6 +24,9 @@ pub const THREADS: u32 = 65_536;
 pub const TOTALS: u32 = 16_384;
 /// Functions in the catalog.
 pub const FUNCTIONS: u32 = 1_024;
+/// Places of static probes that are attached at a time. 1,024 × 104 bytes = 106 KB; PyTorch has
+/// three in a file.
+pub const USDT_POINTS: u32 = 1_024;
 /// Call sites that are followed exactly although `--exact` is off.
 pub const PROMOTED: u32 = 1_024;
 /// Entries of each policy map.

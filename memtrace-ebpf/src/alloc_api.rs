@@ -447,7 +447,7 @@ unsafe fn finish_free(
 }
 
 #[inline(always)]
-fn duplicate(first: u32, second: u32) {
+pub fn duplicate(first: u32, second: u32) {
     emit(RecordKind::Duplicate, |record: *mut DuplicateRecord| {
         // SAFETY: reserved memory of the record's size.
         unsafe {

@@ -1,9 +1,9 @@
 //! What depends on the architecture: registers, the argument slots of a tracepoint, the size
 //! of a kernel stack. x86-64 only.
 
-use core::arch::asm;
+use core::{arch::asm, ffi::c_void};
 
-use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::{bindings::pt_regs, helpers::bpf_probe_read_kernel};
 
 /// Bytes of a task's kernel stack (`THREAD_SIZE`).
 const KERNEL_STACK_BYTES: u64 = 16 << 10;
@@ -58,6 +58,15 @@ pub fn instruction_pointer(regs: *const pt_regs) -> u64 {
     unsafe { (*regs).rip }
 }
 
+/// The register at a place of `pt_regs`, in bytes, that user space has found out.
+#[inline(always)]
+pub fn register(context: *mut c_void, place: u16) -> Option<u64> {
+    // Bounded for the verifier; what is beyond the registers is nothing that user space names.
+    let place = usize::from(place & 0xf8);
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(context.cast::<u8>().add(place).cast::<u64>()) }.ok()
+}
+
 /// Places of registers in `pt_regs`.
 pub const PT_REGS_BP: usize = 4;
 pub const PT_REGS_IP: usize = 16;
@@ -68,7 +77,7 @@ pub const RETURN_POPS: u64 = 8;
 
 /// Argument `n` of a BTF tracepoint, where `n` is known only when the program is loaded.
 #[inline(always)]
-pub fn tracepoint_argument(context: *mut core::ffi::c_void, n: u64) -> u64 {
+pub fn tracepoint_argument(context: *mut c_void, n: u64) -> u64 {
     match n {
         0 => load_slot!(context, 0),
         1 => load_slot!(context, 8),
@@ -82,7 +91,7 @@ pub fn tracepoint_argument(context: *mut core::ffi::c_void, n: u64) -> u64 {
 /// Whether the context of a tracepoint lies on the stack that begins at `stack`: if not, the
 /// CPU is on an interrupt stack.
 #[inline(always)]
-pub fn on_stack(context: *mut core::ffi::c_void, stack: u64) -> bool {
+pub fn on_stack(context: *mut c_void, stack: u64) -> bool {
     let inside: u64;
     let end = stack + KERNEL_STACK_BYTES;
     // SAFETY: compares only. In assembly, because the compiler would turn the two comparisons

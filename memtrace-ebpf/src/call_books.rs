@@ -25,7 +25,8 @@ pub struct Caller {
     pub context: *mut c_void,
     pub space: u32,
     pub serial: u32,
-    /// Where the call returned to.
+    /// Where the call returned to; of a static probe, one behind its place, as if its instruction
+    /// were the call.
     pub direct: u64,
     /// What the stack goes on with behind `direct`: an address, or one of the constants.
     pub above: u64,

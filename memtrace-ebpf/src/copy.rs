@@ -77,7 +77,7 @@ pub fn send(caller: &Caller, call: &AllocationRecord) {
         Caller::WALK_ABOVE => caller.direct,
         _ => return send_known(caller, call),
     };
-    let form = match through_slot(caller.context, call, inner) {
+    let form = match through_slot(caller, call, inner) {
         DONE => return,
         OVER_BUDGET => StackForm::OverBudget,
         _ => StackForm::NotCopied,
@@ -110,7 +110,7 @@ const NOT_COPIED: u64 = 2;
 
 /// Sends a call by way of a slot, if there is one.
 #[inline(always)]
-fn through_slot(context: *mut c_void, call: &AllocationRecord, inner: u64) -> u64 {
+fn through_slot(caller: &Caller, call: &AllocationRecord, inner: u64) -> u64 {
     // SAFETY: no arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() } as u64;
     let index = mt_claim_slot(cpu);
@@ -121,7 +121,12 @@ fn through_slot(context: *mut c_void, call: &AllocationRecord, inner: u64) -> u6
         (*slot).copied.call.inner = inner;
         let registers = &raw mut (*slot).copied.head.registers;
         let size = size_of_val(&(*slot).copied.head.registers) as u32;
-        bpf_probe_read_kernel(registers.cast(), size, context)
+        let read = bpf_probe_read_kernel(registers.cast(), size, caller.context);
+        if inner == 0 {
+            // At a return it is so already; a static probe goes on behind its instruction.
+            (*registers)[arch::PT_REGS_IP] = caller.direct;
+        }
+        read
     };
     let sent = if read == 0 { mt_send_slot(index) } else { NOT_COPIED };
     // SAFETY: a checked map value.

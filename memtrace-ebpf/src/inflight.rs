@@ -104,12 +104,30 @@ pub struct Inflight {
     pub below: [u32; BELOW],
     /// 1 where nothing that its process did has been missed.
     pub whole: u64,
+    /// The static probe that fired last.
+    pub fired: Fired,
     /// Outermost first.
     pub frames: [Frame; INFLIGHT_DEPTH],
 }
 
 /// Contexts below the one that a thread is in that are remembered.
 pub const BELOW: usize = 3;
+/// A firing of a static probe.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Fired {
+    /// Its place; 0 is none.
+    pub address: u64,
+    /// Stack pointer.
+    pub stack_pointer: u64,
+    /// The attachment that told it.
+    pub attachment: u64,
+}
+
+impl Fired {
+    /// None.
+    pub const NONE: Self = Self { address: 0, stack_pointer: 0, attachment: 0 };
+}
 
 const _: () = assert!(INFLIGHT_DEPTH.is_power_of_two());
 

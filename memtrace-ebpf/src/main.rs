@@ -32,6 +32,7 @@ mod nested;
 mod process;
 mod stack;
 mod task;
+mod usdt;
 mod walk;
 
 /// What the kernel checks before it lets a program call GPL-only helpers.

@@ -11,7 +11,7 @@ use aya_ebpf::{
 use memtrace_common::{
     Account, AccountKey, AgeRow, CallLive, CallLiveKey, Control, FunctionSpec, LossCause,
     LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Step, StepKey, Totals, TotalsKey,
-    tunables,
+    UsdtPoint, tunables,
 };
 
 use crate::{copy::CopySlot, inflight::Inflight, live::KernelLive, process::Identity};
@@ -61,6 +61,11 @@ pub static PROCESSES: HashMap<ProcessKey, ProcessEntry> =
 
 #[map(name = "mt_functions")]
 pub static FUNCTIONS: Array<FunctionSpec> = Array::with_max_entries(tunables::FUNCTIONS, 0);
+
+/// Where static probes have their arguments, by attach cookie.
+#[map(name = "mt_usdt_points")]
+pub static USDT_POINTS: HashMap<u64, UsdtPoint> =
+    HashMap::with_max_entries(tunables::USDT_POINTS, 0);
 
 /// Call sites followed exactly although `--exact` is off.
 #[map(name = "mt_promoted")]

@@ -9,7 +9,7 @@ use memtrace_common::{
 
 use crate::{
     call_books::{Caller, dropped, left, settled},
-    inflight::{BELOW, Frame, Inflight, Pending},
+    inflight::{BELOW, Fired, Frame, Inflight, Pending},
     live::{Inserted, insert_call, put_back},
     loss::lost,
     maps::{CALL_LIVE, FUNCTIONS},
@@ -131,6 +131,7 @@ pub fn drop_all(caller: &Caller, inflight: *mut Inflight) {
         (*inflight).known = 0;
         (*inflight).place = 0;
         (*inflight).below = [0; BELOW];
+        (*inflight).fired = Fired::NONE;
     }
 }
 

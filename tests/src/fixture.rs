@@ -106,6 +106,18 @@ impl Fixtures {
         self.directory.join("pool_client")
     }
 
+    /// The stub of PyTorch's allocator, `libc10_cuda.so`, with its static probes.
+    #[must_use]
+    pub fn torch(&self) -> PathBuf {
+        self.directory.join("libc10_cuda.so")
+    }
+
+    /// The program that calls it as tensors do.
+    #[must_use]
+    pub fn torch_client(&self) -> PathBuf {
+        self.directory.join("torch_client")
+    }
+
     /// The program whose scenarios are memory patterns from production, linked against both.
     #[must_use]
     pub fn cases(&self) -> PathBuf {
@@ -269,6 +281,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let mut nvml = gcc(variant, LIBRARY, &["nvml.c"]);
     finish(nvml.arg("-Wl,-soname,libnvidia-ml.so.1"), &fixtures.nvml())?;
     compile_cases(fixtures, variant)?;
+    compile_torch(fixtures, variant)?;
     finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
     finish(gcc(variant, PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
@@ -298,6 +311,17 @@ fn compile_cases(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     .map(|file| format!("cases/{file}"));
     let mut cases = gcc(variant, PROGRAM, &files.each_ref().map(String::as_str));
     finish(cases.args(link).args(["-l:libstripped.so", "-lm"]), &fixtures.cases())
+}
+
+fn compile_torch(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
+    let search = format!("-L{}", fixtures.directory.display());
+    let stubs = ["-l:libcudart.so.12", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-pthread"];
+    let mut torch = gcc(variant, LIBRARY, &["torch/torch.c"]);
+    torch.args(["-fno-optimize-sibling-calls", "-Wl,-soname,libc10_cuda.so"]);
+    finish(torch.arg(&search).args(stubs), &fixtures.torch())?;
+    let mut client = gcc(variant, PROGRAM, &["torch/torch_client.c"]);
+    let library = [&search, "-l:libc10_cuda.so"];
+    finish(client.args(library).args(stubs), &fixtures.torch_client())
 }
 
 fn gcc(variant: Variant, options: &[&str], files: &[&str]) -> Command {
@@ -338,7 +362,8 @@ fn modified(path: &Path) -> Option<SystemTime> {
 fn newest_source() -> SystemTime {
     let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let options = ["fixture.rs", "stacks/build.rs"].map(|file| harness.join(file));
-    let directories = [sources(), sources().join("stacks"), sources().join("cases")];
+    let below = ["stacks", "cases", "torch"].map(|directory| sources().join(directory));
+    let directories = below.into_iter().chain([sources()]).collect::<Vec<_>>();
     let entries = directories.iter().filter_map(|one| std::fs::read_dir(one).ok());
     entries
         .flat_map(|entries| entries.flatten().map(|entry| entry.path()))

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use memtrace_daemon::catalog::library_functions;
+use memtrace_daemon::catalog;
 use memtrace_tests::daemon::Daemon;
 use memtrace_tests::dump::{Amount, ProcessTerms, Site, amount, sums};
 use memtrace_tests::fixture::{self, Variant};
@@ -114,7 +114,7 @@ fn a_tiny_ring_loses_records_and_no_number() -> Result<()> {
 #[ignore = "needs root: cargo xtask test"]
 fn a_full_map_of_totals_makes_whose_it_is_unknown_and_no_sum_wrong() -> Result<()> {
     // The common rows, one a function of the catalog, and two for all processes.
-    let rows = library_functions().len() + 2;
+    let rows = catalog::booked().count() + 2;
     let run = Run::new(CALLS).switch("MEMTRACE_TUNE_TOTALS", rows);
     let traced = mixed(&run, Variant::Plain)?;
     let (truth, process) = (traced.truth()?, traced.process()?);

@@ -5,7 +5,7 @@ use memtrace_common::{Family, FunctionId};
 
 use super::inspect::Inspection;
 use super::libraries::{Found, NotInspected};
-use crate::catalog::{library_function, library_functions};
+use crate::catalog::{booked, library_function};
 use crate::snapshot::CoverageRow;
 
 /// A row for a file, before it is known whether it is attached.
@@ -155,7 +155,9 @@ fn text(bytes: &[u8]) -> String {
 /// Names of the libraries whose functions were found, by comma.
 fn libraries(inspection: &Inspection) -> Option<String> {
     let mut names: Vec<&str> = Vec::new();
-    for function in inspection.points.points.iter().filter_map(|(id, _)| library_function(*id)) {
+    let points = inspection.points.points.iter().map(|(id, _)| *id);
+    let found = points.chain(inspection.places.places.iter().map(|place| place.function));
+    for function in found.filter_map(library_function) {
         if !names.contains(&function.library.name) {
             names.push(function.library.name);
         }
@@ -179,9 +181,9 @@ fn layers(inspection: &Inspection) -> Vec<String> {
 }
 
 fn missing(inspection: &Inspection, libraries: &str) -> Vec<String> {
-    library_functions()
-        .iter()
-        .filter(|function| inspection.points.missing.contains(&function.symbol))
+    let (points, places) = (&inspection.points.missing, &inspection.places.missing);
+    booked()
+        .filter(|one| points.contains(&one.symbol) || places.contains(&one.symbol))
         .filter(|function| libraries.split(',').any(|name| name == function.library.name))
         .map(|function| function.symbol.to_owned())
         .collect()

@@ -221,6 +221,11 @@ impl<'a> Image<'a> {
         self.offset_where(address, |flags| flags & elf::PF_X != 0)
     }
 
+    /// Where in the file an address lies that a process can write to, in memory of its own.
+    pub(super) fn data_offset(&self, address: u64) -> Option<u64> {
+        self.offset_where(address, |flags| flags & elf::PF_W != 0)
+    }
+
     fn offset_where(&self, address: u64, wanted: impl Fn(u32) -> bool) -> Option<u64> {
         let endian = self.endian;
         self.segments

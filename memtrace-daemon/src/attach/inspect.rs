@@ -10,7 +10,10 @@ use memtrace_common::Family;
 
 use super::elf::{self, Description, ElfError, Identity};
 use super::symbols::{self, Points};
-use crate::catalog::{Function, Library, library_function, library_functions, library_of_soname};
+use super::usdt::{self, Places};
+use crate::catalog::{
+    Function, Library, library_function, library_functions, library_of_soname, static_probes,
+};
 
 /// What was seen of a file. Keeps it open: what was read is what is attached to.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub struct Inspection {
     pub library: Option<Library>,
     /// The functions found in it; none for a file that is no library of the catalog.
     pub points: Points,
+    /// The static probes found in it; the same.
+    pub places: Places,
     /// Whether it is an executable that was looked through for a runtime of its own.
     pub executable: bool,
 }
@@ -67,7 +72,17 @@ pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
         size: metadata.size(),
         changed: (metadata.mtime(), metadata.mtime_nsec()),
     };
-    Ok(Inspection { file, identity, twin, description, library, points, executable: false })
+    let places = if description.go {
+        Places::default()
+    } else if named {
+        usdt::find(&file, static_probes())?
+    } else if let Some(library) = library {
+        let own = static_probes().iter().filter(|probe| probe.library == library);
+        usdt::find(&file, own)?
+    } else {
+        Places::default()
+    };
+    Ok(Inspection { file, identity, twin, description, library, points, places, executable: false })
 }
 
 /// Looks through the executable of a process that runs the driver's library: nvcc links the CUDA

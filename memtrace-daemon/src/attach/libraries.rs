@@ -5,11 +5,12 @@
 //! and never forget a file that is still mapped: an inode that is mapped cannot be reused.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use memtrace_common::{FunctionId, cookie, cookie_function};
+use memtrace_common::{FunctionId, cookie, cookie_function, usdt_cookie};
 use thiserror::Error;
 
 use super::coverage;
@@ -19,6 +20,7 @@ use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
 use super::policy::FilePolicy;
 use super::probing::{Probed, Prober, Probes, explain, probe};
+use super::usdt::Place;
 use super::users::Known;
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
@@ -88,11 +90,19 @@ pub enum NotInspected {
 
 /// A file that is attached. Dropping it detaches.
 struct Attachment<L> {
-    _probes: Probes<L>,
+    /// Dropped first, and in this order.
+    probes: Option<Probes<L>>,
+    fired: Option<Fired<L>>,
     inspection: Inspection,
     named: bool,
     mapped: bool,
     row: CoverageRow,
+}
+
+/// Static probes that are attached: their cookies are forgotten after the link is closed.
+struct Fired<L> {
+    link: L,
+    cookies: Vec<u64>,
 }
 
 /// What is known of a file.
@@ -178,7 +188,7 @@ impl<P: Prober> Libraries<P> {
         }
         let row = coverage::row(found, &inspection);
         if let Some(reason) = self.policy.refusal(&found.path, &inspection) {
-            self.refuse(identity, row, reason.to_owned(), false);
+            self.refuse(identity, row, reason, false);
             return None;
         }
         if let Some(reason) = self.no_place(&inspection) {
@@ -266,7 +276,7 @@ impl<P: Prober> Libraries<P> {
             let reason = "it was made by the Go linker, whose functions must not be probed";
             return Err(refused(reason.to_owned()));
         }
-        if inspection.points.points.is_empty() {
+        if inspection.points.points.is_empty() && inspection.places.places.is_empty() {
             return Err(LibraryError::NoFunctions {
                 path: path.to_owned(),
                 symbols: inspection.points.missing,
@@ -301,7 +311,8 @@ impl<P: Prober> Libraries<P> {
         };
         let twins = one.inspection.twin == other.inspection.twin
             && one.inspection.description.build_id == other.inspection.description.build_id
-            && one.inspection.points.points == other.inspection.points.points;
+            && one.inspection.points.points == other.inspection.points.points
+            && one.inspection.places == other.inspection.places;
         // One that a person named stays.
         let (keep, drop) =
             if other.named && !one.named { (second, first) } else { (first, second) };
@@ -309,8 +320,7 @@ impl<P: Prober> Libraries<P> {
         if !twins || first == second {
             return false;
         }
-        let Some(attachment) = self.attached.remove(&drop) else { return false };
-        let Attachment { row, inspection, .. } = attachment;
+        let Some((row, inspection)) = self.release(drop) else { return false };
         let reason = format!("the same file as {}, probed there", kept.unwrap_or_default());
         let row = coverage::refused(row, reason);
         self.files.insert(inspection.identity, State::Duplicate(keep, Box::new(row)));
@@ -365,7 +375,9 @@ impl<P: Prober> Libraries<P> {
 
     /// Detaches from everything and forgets all files.
     pub fn detach_all(&mut self) {
-        self.attached.clear();
+        for id in self.attached.keys().copied().collect::<Vec<_>>() {
+            self.release(id);
+        }
         self.files.clear();
         self.keys.clear();
         self.unread.clear();
@@ -413,11 +425,13 @@ impl<P: Prober> Libraries<P> {
             .into_iter()
             .map(|(function, offset)| (offset, cookie(id, function)))
             .collect();
-        if points.is_empty() {
+        let places = places(id, &self.policy.wanted_static(&inspection));
+        if points.is_empty() && places.is_empty() {
             return Err("its domains are off".to_owned());
         }
-        let Probed { probes, points } = match probe(&self.prober, inspection.file.as_fd(), points) {
-            Ok(probed) => probed,
+        let attached = self.probe(&inspection, points, &places);
+        let (probes, points, fired) = match attached {
+            Ok(attached) => attached,
             Err(error) => {
                 let reason = explain(&error, self.prober.by());
                 self.refuse(identity, row, reason.clone(), true);
@@ -425,11 +439,14 @@ impl<P: Prober> Libraries<P> {
             }
         };
         self.next += 1;
-        let functions: Vec<FunctionId> = points
+        let mut functions: Vec<FunctionId> = points
             .iter()
             .map(|(_, cookie)| cookie_function(*cookie))
             .chain(inspection.points.aliases.iter().copied())
+            .chain(places.iter().map(|(place, _)| place.function))
             .collect();
+        // A static probe has several places.
+        functions.dedup();
         let refused = self
             .policy
             .wanted(&inspection)
@@ -444,8 +461,50 @@ impl<P: Prober> Libraries<P> {
         }
         let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
-        self.attached.insert(id, Attachment { _probes: probes, inspection, named, mapped, row });
+        let attachment = Attachment { probes, fired, inspection, named, mapped, row };
+        self.attached.insert(id, attachment);
         Ok(id)
+    }
+
+    /// Attaches to what a file has: its functions, of which the kernel may refuse some, and its
+    /// static probes, all or none.
+    fn probe(
+        &mut self,
+        inspection: &Inspection,
+        points: Vec<(u64, u64)>,
+        places: &[(Place, u64)],
+    ) -> io::Result<Attached<P::Link>> {
+        let file = inspection.file.as_fd();
+        let fired = if places.is_empty() {
+            None
+        } else {
+            let link = self.prober.attach_static(file, places, None)?;
+            Some(Fired { link, cookies: places.iter().map(|(_, cookie)| *cookie).collect() })
+        };
+        if points.is_empty() {
+            return Ok((None, points, fired));
+        }
+        match probe(&self.prober, file, points) {
+            Ok(Probed { probes, points }) => Ok((Some(probes), points, fired)),
+            Err(error) => {
+                if let Some(Fired { link, cookies }) = fired {
+                    drop(link);
+                    self.prober.forget_static(&cookies);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the probes of a file away.
+    fn release(&mut self, id: u32) -> Option<(CoverageRow, Inspection)> {
+        let Attachment { probes, fired, inspection, row, .. } = self.attached.remove(&id)?;
+        drop(probes);
+        if let Some(Fired { link, cookies }) = fired {
+            drop(link);
+            self.prober.forget_static(&cookies);
+        }
+        Some((row, inspection))
     }
 
     fn refuse(&mut self, identity: Identity, row: CoverageRow, reason: String, retry: bool) {
@@ -461,7 +520,7 @@ impl<P: Prober> Libraries<P> {
     /// Detaches from one file and forgets it and its other views, so that they are looked at
     /// again.
     fn detach(&mut self, id: u32) {
-        self.attached.remove(&id);
+        self.release(id);
         self.files.retain(|_, state| match state {
             State::Attached(of) | State::Duplicate(of, _) => *of != id,
             State::Refused { .. } | State::Foreign | State::Executable => true,
@@ -469,6 +528,15 @@ impl<P: Prober> Libraries<P> {
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));
     }
+}
+
+/// What is attached of a file: probes on its functions, where these are, and its static probes.
+type Attached<L> = (Option<Probes<L>>, Vec<(u64, u64)>, Option<Fired<L>>);
+
+/// Places with their cookies.
+fn places(id: u32, wanted: &[Place]) -> Vec<(Place, u64)> {
+    let numbered = wanted.iter().zip(0_u16..);
+    numbered.map(|(place, n)| (*place, usdt_cookie(cookie(id, place.function), n))).collect()
 }
 
 #[cfg(test)]

@@ -35,5 +35,6 @@ mod test_files;
 mod test_programs;
 pub mod thread;
 pub mod tracer;
+pub mod usdt;
 mod users;
 pub mod watch;

@@ -14,6 +14,7 @@ use aya_obj::{Object, ParseError};
 use thiserror::Error;
 
 use super::sys;
+use super::usdt::Place;
 
 /// Why a program could not be loaded for `uprobe_multi`.
 #[derive(Debug, Error)]
@@ -111,6 +112,27 @@ impl MultiProgram {
         let (offsets, cookies): (Vec<u64>, Vec<u64>) = points.iter().copied().unzip();
         let path = descriptor_path(file)?;
         sys::link_uprobe_multi(self.fd(), &path, &offsets, &cookies, return_probe)
+    }
+}
+
+impl MultiProgram {
+    /// Attaches to static probes (place, cookie) of an open file: in every process that runs it,
+    /// now and later, or in one alone. Their semaphores are raised while the link is there.
+    ///
+    /// # Errors
+    /// What the kernel said; nothing is attached then.
+    pub fn attach_static(
+        &self,
+        file: BorrowedFd<'_>,
+        places: &[(Place, u64)],
+        process: Option<u32>,
+    ) -> io::Result<OwnedFd> {
+        let offsets: Vec<u64> = places.iter().map(|(place, _)| place.offset).collect();
+        let cookies: Vec<u64> = places.iter().map(|(_, cookie)| *cookie).collect();
+        let counters: Vec<u64> =
+            places.iter().map(|(place, _)| place.semaphore.unwrap_or(0)).collect();
+        let path = descriptor_path(file)?;
+        sys::link_static_probes(self.fd(), &path, &offsets, &cookies, &counters, process)
     }
 }
 

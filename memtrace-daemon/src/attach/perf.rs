@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::multi::descriptor_path;
 use super::sys;
+use super::usdt::Place;
 
 /// Where the kernel describes its uprobe events.
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe";
@@ -30,6 +31,8 @@ pub struct PerfError {
 pub struct UprobePmu {
     kind: u32,
     return_bit: u32,
+    /// The lowest bit of the place of a counter; `None` where the kernel raises none.
+    counter_bit: Option<u32>,
 }
 
 impl UprobePmu {
@@ -45,6 +48,12 @@ impl UprobePmu {
         Ok(Self {
             kind: number(&directory.join("type"), "")?,
             return_bit: number(&directory.join("format/retprobe"), "config:")?,
+            counter_bit: std::fs::read_to_string(directory.join("format/ref_ctr_offset"))
+                .ok()
+                .and_then(|text| {
+                    text.trim().strip_prefix("config:")?.split('-').next()?.parse().ok()
+                })
+                .filter(|bit| *bit < 64),
         })
     }
 }
@@ -111,6 +120,36 @@ impl PerfProgram {
     }
 }
 
+impl PerfProgram {
+    /// Attaches to static probes (place, cookie) of an open file, in every process that runs it,
+    /// now and later. Their semaphores are raised while the links are there.
+    ///
+    /// # Errors
+    /// What the kernel said, or that it raises no semaphores; nothing is attached then.
+    pub fn attach_static(
+        &self,
+        file: BorrowedFd<'_>,
+        places: &[(Place, u64)],
+    ) -> io::Result<Vec<PerfLink>> {
+        let path = descriptor_path(file)?;
+        let config = |place: &Place| {
+            let Some(semaphore) = place.semaphore else { return Ok(0) };
+            let bit = self.pmu.counter_bit.ok_or_else(|| {
+                io::Error::new(io::ErrorKind::Unsupported, "this kernel raises no semaphores")
+            })?;
+            // What is beyond the field's 32 bits would be another place.
+            let fits = u32::try_from(semaphore).map_err(|_| io::ErrorKind::InvalidInput)?;
+            Ok::<u64, io::Error>(u64::from(fits) << bit)
+        };
+        let attach = |(place, cookie): &(Place, u64)| {
+            let event = sys::uprobe_event(self.pmu.kind, config(place)?, &path, place.offset)?;
+            let link = sys::link_perf_event(self.fd(), event.as_fd(), *cookie)?;
+            Ok(PerfLink { _link: link, _event: event })
+        };
+        places.iter().map(attach).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +162,10 @@ mod tests {
         let retprobe = directory.path().join("format/retprobe");
         std::fs::write(&retprobe, "config:0\n").unwrap();
         let pmu = UprobePmu::read_from(directory.path()).unwrap();
-        assert_eq!(pmu, UprobePmu { kind: 9, return_bit: 0 });
+        assert_eq!(pmu, UprobePmu { kind: 9, return_bit: 0, counter_bit: None });
+        std::fs::write(directory.path().join("format/ref_ctr_offset"), "config:32-63\n").unwrap();
+        let pmu = UprobePmu::read_from(directory.path()).unwrap();
+        assert_eq!(pmu, UprobePmu { kind: 9, return_bit: 0, counter_bit: Some(32) });
         std::fs::write(&retprobe, "config:64\n").unwrap();
         let error = UprobePmu::read_from(directory.path()).unwrap_err();
         assert!(error.to_string().contains("format/retprobe"));

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use memtrace_common::{Domain, FunctionId};
 
 use super::inspect::Inspection;
-use crate::catalog::{Function, library_function, library_functions};
+use super::usdt::Place;
+use crate::catalog::{Function, booked, library_function};
 
 /// What may be attached.
 #[derive(Clone, Debug)]
@@ -45,14 +46,13 @@ impl FilePolicy {
     #[must_use]
     pub fn wants(&self, function: &Function) -> bool {
         if function.is_about_contexts() {
-            return library_functions()
-                .iter()
+            return booked()
                 .any(|other| other.spec.bound != 0 && self.domains.contains(&other.domain));
         }
         if function.allocates() {
             return self.domains.contains(&function.domain);
         }
-        library_functions().iter().any(|other| {
+        booked().any(|other| {
             other.allocates()
                 && other.spec.class == function.spec.class
                 && self.domains.contains(&other.domain)
@@ -65,29 +65,49 @@ impl FilePolicy {
         inspection.points.points.iter().copied().filter(|(id, _)| wants(*id)).collect()
     }
 
+    /// The static probes of a file that are attached. All of them or none: half would be no books.
+    pub(super) fn wanted_static(&self, inspection: &Inspection) -> Vec<Place> {
+        let wants = |id| library_function(id).is_some_and(|function| self.wants(function));
+        let places = &inspection.places;
+        let whole = places.missing.is_empty() && places.refused.is_empty();
+        let places = places.places.iter().filter(|_| whole);
+        places.copied().filter(|place| wants(place.function)).collect()
+    }
+
     /// Why a library of the catalog, found at `path`, is left alone; `None` if it is not.
-    pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<&'static str> {
+    pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<String> {
         let build_id = inspection.description.build_id.as_ref();
         let path = Path::new(OsStr::from_bytes(path));
-        if build_id.is_some_and(|id| self.exclude_build_ids.contains(id)) {
-            Some("excluded by its build id (configuration)")
+        let (points, places) = (&inspection.points, &inspection.places);
+        let has = !points.points.is_empty() || !places.places.is_empty();
+        let wanted =
+            !self.wanted(inspection).is_empty() || !self.wanted_static(inspection).is_empty();
+        let why = if build_id.is_some_and(|id| self.exclude_build_ids.contains(id)) {
+            "excluded by its build id (configuration)"
         } else if self.exclude_paths.iter().any(|excluded| path.starts_with(excluded)) {
-            Some("excluded by its path (configuration)")
+            "excluded by its path (configuration)"
         } else if inspection.description.go {
-            Some("made by the Go linker, whose functions must not be probed")
-        } else if inspection.points.points.is_empty() {
-            Some("exports none of the functions that memtrace knows")
-        } else if self.wanted(inspection).is_empty() {
-            Some("its domains are off")
+            "made by the Go linker, whose functions must not be probed"
+        } else if let Some((probe, why)) = places.refused.first() {
+            return Some(format!("its static probe {probe} cannot be used: {why}"));
+        } else if !places.missing.is_empty() && points.points.is_empty() {
+            let names = places.missing.join(" and ");
+            return Some(format!("built without its static probes: {names} are not in its notes"));
+        } else if !has {
+            "exports none of the functions that memtrace knows"
+        } else if !wanted {
+            "its domains are off"
         } else {
-            None
-        }
+            return None;
+        };
+        Some(why.to_owned())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::library_functions;
 
     fn wanted(domains: &[Domain]) -> Vec<&'static str> {
         let policy = FilePolicy { domains: domains.to_vec(), ..FilePolicy::default() };

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::multi::MultiProgram;
 use super::perf::{PerfLink, PerfProgram};
+use super::usdt::{Firing, Place};
 
 /// Attaches the call programs to points of a file.
 pub trait Prober {
@@ -25,6 +26,21 @@ pub trait Prober {
         points: &[(u64, u64)],
         return_probe: bool,
     ) -> io::Result<Self::Link>;
+
+    /// Attaches to static probes (place, cookie) of an open file: in every process that runs it,
+    /// now and later, or in one alone, where the kernel can tell processes apart.
+    ///
+    /// # Errors
+    /// What the kernel said, or that it has no such program; nothing is attached then.
+    fn attach_static(
+        &mut self,
+        file: BorrowedFd<'_>,
+        places: &[(Place, u64)],
+        process: Option<u32>,
+    ) -> io::Result<Self::Link>;
+
+    /// Forgets static probes that are not attached any more, by their cookies.
+    fn forget_static(&mut self, cookies: &[u64]);
 
     /// The name of this way, for coverage.
     fn by(&self) -> &'static str;
@@ -63,9 +79,57 @@ pub enum Link {
     Perf(Vec<PerfLink>),
 }
 
-impl Prober for Probing {
+/// Everything that is attached to libraries.
+#[derive(Debug)]
+pub struct Probers {
+    calls: Probing,
+    firing: Option<Firing>,
+}
+
+impl Probers {
+    /// With `firing`, static probes too.
+    #[must_use]
+    pub const fn new(calls: Probing, firing: Option<Firing>) -> Self {
+        Self { calls, firing }
+    }
+}
+
+impl Prober for Probers {
     type Link = Link;
 
+    fn attach(
+        &self,
+        file: BorrowedFd<'_>,
+        points: &[(u64, u64)],
+        return_probe: bool,
+    ) -> io::Result<Link> {
+        self.calls.attach(file, points, return_probe)
+    }
+
+    fn attach_static(
+        &mut self,
+        file: BorrowedFd<'_>,
+        places: &[(Place, u64)],
+        process: Option<u32>,
+    ) -> io::Result<Link> {
+        match &mut self.firing {
+            Some(firing) => firing.attach(file, places, process),
+            None => Err(io::Error::other("the program for static probes is not loaded")),
+        }
+    }
+
+    fn forget_static(&mut self, cookies: &[u64]) {
+        if let Some(firing) = &mut self.firing {
+            firing.forget(cookies);
+        }
+    }
+
+    fn by(&self) -> &'static str {
+        self.calls.by()
+    }
+}
+
+impl Probing {
     fn attach(
         &self,
         file: BorrowedFd<'_>,
@@ -84,7 +148,9 @@ impl Prober for Probing {
         }
     }
 
-    fn by(&self) -> &'static str {
+    /// The name of this way, for coverage.
+    #[must_use]
+    pub const fn by(&self) -> &'static str {
         match self {
             Self::Multi { .. } => "uprobe_multi",
             Self::Perf { .. } => "perf_event",
@@ -255,6 +321,7 @@ mod tests {
             .iter()
             .map(|(function, offset)| (*offset, memtrace_common::cookie(1, *function)))
             .collect();
+        let probing = Probers::new(probing, None);
         let probed = probe(&probing, file.as_fd(), points.clone()).unwrap();
         assert_eq!(probed.points, points);
     }

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use super::libraries::Libraries;
 use super::policy::FilePolicy;
 use super::probing::Prober;
+use super::usdt::Place;
 use super::watch::Watcher;
 use crate::snapshot::CoverageRow;
 
@@ -21,6 +22,17 @@ impl Prober for Nothing {
     fn attach(&self, _: BorrowedFd<'_>, _: &[(u64, u64)], _: bool) -> io::Result<()> {
         Ok(())
     }
+
+    fn attach_static(
+        &mut self,
+        _: BorrowedFd<'_>,
+        _: &[(Place, u64)],
+        _: Option<u32>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn forget_static(&mut self, _: &[u64]) {}
 
     fn by(&self) -> &'static str {
         "uprobe_multi"

@@ -154,7 +154,35 @@ pub fn link_uprobe_multi(
     cookies: &[u64],
     return_probe: bool,
 ) -> io::Result<OwnedFd> {
-    if offsets.len() != cookies.len() {
+    let flags = if return_probe { UPROBE_MULTI_RETURN } else { 0 };
+    link_multi(program, path, (offsets, cookies, None), flags, None)
+}
+
+/// The same at static probes: the kernel adds to the counter at each of `counters` (0 for none)
+/// while the link is there. With `process`, a thread group id, only that process is probed.
+///
+/// # Errors
+/// What the kernel said; nothing is attached then.
+pub fn link_static_probes(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    offsets: &[u64],
+    cookies: &[u64],
+    counters: &[u64],
+    process: Option<u32>,
+) -> io::Result<OwnedFd> {
+    link_multi(program, path, (offsets, cookies, Some(counters)), 0, process)
+}
+
+fn link_multi(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    (offsets, cookies, counters): (&[u64], &[u64], Option<&[u64]>),
+    flags: u32,
+    process: Option<u32>,
+) -> io::Result<OwnedFd> {
+    let counted = counters.is_none_or(|counters| counters.len() == offsets.len());
+    if offsets.len() != cookies.len() || !counted {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a cookie for each offset"));
     }
     let mut attr = zeroed();
@@ -168,8 +196,10 @@ pub fn link_uprobe_multi(
     multi.offsets = offsets.as_ptr() as u64;
     multi.cookies = cookies.as_ptr() as u64;
     multi.cnt = length(offsets.len())?;
-    multi.flags = if return_probe { UPROBE_MULTI_RETURN } else { 0 };
-    // SAFETY: the pointers are to a string and to two arrays of `cnt` elements, all borrowed.
+    multi.flags = flags;
+    multi.ref_ctr_offsets = counters.map_or(0, |counters| counters.as_ptr() as u64);
+    multi.pid = process.unwrap_or(0);
+    // SAFETY: the pointers are to a string and to arrays of `cnt` elements, all borrowed.
     unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 

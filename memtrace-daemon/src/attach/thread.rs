@@ -11,7 +11,7 @@ use std::{
 use super::{
     libraries::LibraryError,
     mappings::News,
-    probing::Probing,
+    probing::Probers,
     watch::{TICK, Watcher},
 };
 use crate::snapshot::CoverageRow;
@@ -47,7 +47,7 @@ impl AttachThread {
     /// # Errors
     /// The system's, when there can be no more threads.
     pub fn start(
-        watcher: Watcher<Probing>,
+        watcher: Watcher<Probers>,
         told: impl Fn(News<'_>) + Send + 'static,
         covered: impl Fn(Vec<CoverageRow>) + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -112,7 +112,7 @@ impl Drop for AttachThread {
 }
 
 struct Work<T, C> {
-    watcher: Watcher<Probing>,
+    watcher: Watcher<Probers>,
     told: T,
     covered: C,
 }

@@ -322,6 +322,17 @@ mod tests {
             Ok(())
         }
 
+        fn attach_static(
+            &mut self,
+            _: BorrowedFd<'_>,
+            _: &[(crate::attach::usdt::Place, u64)],
+            _: Option<u32>,
+        ) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn forget_static(&mut self, _: &[u64]) {}
+
         fn by(&self) -> &'static str {
             "uprobe_multi"
         }

@@ -7,8 +7,8 @@ use memtrace_common::{
 };
 
 use super::document::{
-    AllocatorRow, DeviceForm, Document, FreeRow, MapRow, PointerForm, ResetRow, SelectRow,
-    SizeForm, SuccessForm,
+    AllocatorRow, DeviceForm, Document, FreeRow, MapRow, PointerForm, ProbeRow, ResetRow,
+    SelectRow, SizeForm, SuccessForm,
 };
 use super::{Catalog, Function, Library};
 
@@ -27,6 +27,7 @@ impl Catalog {
             catalog.add(&document)?;
         }
         catalog.functions.sort_by_key(|function| function.id);
+        catalog.probes.sort_by_key(|probe| probe.id);
         Ok(catalog)
     }
 
@@ -60,6 +61,13 @@ impl Catalog {
             let id = own_id(Some(row.id), &row.symbol)?;
             self.push(id, library, &row.symbol, reset(row, library)?)?;
         }
+        for row in &document.probe {
+            let library = self.library(&row.library)?;
+            let name = format!("{}:{}", row.provider, row.name);
+            let id = own_id(Some(row.id), &name)?;
+            let function = self.function(id, library, &name, probe(row, &name, library)?)?;
+            self.probes.push(function);
+        }
         Ok(())
     }
 
@@ -77,17 +85,30 @@ impl Catalog {
         symbol: &str,
         spec: FunctionSpec,
     ) -> Result<(), String> {
-        if self.functions.iter().any(|other| other.id == id) {
+        let function = self.function(id, library, symbol, spec)?;
+        self.functions.push(function);
+        Ok(())
+    }
+
+    fn function(
+        &self,
+        id: FunctionId,
+        library: Library,
+        symbol: &str,
+        spec: FunctionSpec,
+    ) -> Result<Function, String> {
+        let mut known = self.functions.iter().chain(&self.probes);
+        if known.any(|other| other.id == id) {
             return Err(format!("{symbol}: id {id} is another function's"));
         }
-        if self.functions.iter().any(|one| one.library == library && one.symbol == symbol) {
+        let mut known = self.functions.iter().chain(&self.probes);
+        if known.any(|one| one.library == library && one.symbol == symbol) {
             return Err(format!("{symbol}: {} has it twice", library.name));
         }
         let domain = spec.domain().ok_or_else(|| format!("{symbol}: no domain"))?;
         // The catalog is made once and kept to the end.
         let symbol = symbol.to_owned().leak();
-        self.functions.push(Function { id, library, symbol, domain, spec });
-        Ok(())
+        Ok(Function { id, library, symbol, domain, spec })
     }
 }
 
@@ -117,6 +138,7 @@ pub(super) fn class(pointers: &str) -> Result<u8, String> {
         "physical" => Ok(PointerClass::Physical as u8),
         "context" => Ok(PointerClass::Context as u8),
         "primary" => Ok(PointerClass::Primary as u8),
+        "tensor" => Ok(PointerClass::Tensor as u8),
         _ => Err(format!("no pointers `{pointers}`")),
     }
 }
@@ -269,6 +291,24 @@ fn reset(row: &ResetRow, library: Library) -> Result<FunctionSpec, String> {
     })
 }
 
+/// How a static probe is read. It has no return, and nothing nests in it.
+fn probe(row: &ProbeRow, name: &str, library: Library) -> Result<FunctionSpec, String> {
+    let kind = if row.size.is_some() { FunctionKind::Allocate } else { FunctionKind::Free };
+    let size_rule = if row.size.is_some() { SizeRule::Argument } else { SizeRule::None };
+    Ok(FunctionSpec {
+        kind: kind as u8,
+        domain: domain(name, &row.domain)? as u8,
+        class: class(&row.pointers)?,
+        size_rule: size_rule as u8,
+        size_a: row.size.unwrap_or_default(),
+        pointer_rule: PointerRule::Argument as u8,
+        pointer_argument: row.pointer,
+        success: Success::Always as u8,
+        family: library.family as u8,
+        ..FunctionSpec::default()
+    })
+}
+
 /// How memory of a name space is counted.
 const fn counted(class: u8) -> u8 {
     if class == PointerClass::Ipc as u8 || class == PointerClass::Primary as u8 {
@@ -328,6 +368,6 @@ const fn folds(family: Family) -> u8 {
                 | Family::Mmap as u8
                 | Family::Declared as u8
         }
-        Family::Mmap => 0,
+        Family::Mmap | Family::Alone => 0,
     }
 }

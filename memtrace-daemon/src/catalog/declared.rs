@@ -11,8 +11,12 @@ use super::{Catalog, Function, Library};
 const MOST: usize = 128;
 
 /// Name spaces of what the programs on the kernel's side know more about than a document says.
-const OWN: [u8; 3] =
-    [PointerClass::Physical as u8, PointerClass::Context as u8, PointerClass::Primary as u8];
+const OWN: [u8; 4] = [
+    PointerClass::Physical as u8,
+    PointerClass::Context as u8,
+    PointerClass::Primary as u8,
+    PointerClass::Tensor as u8,
+];
 
 /// Name spaces of pointers that the configuration names: a word, and whether something gives and
 /// something takes such pointers.

@@ -15,6 +15,7 @@ pub(super) struct Document {
     pub map: Vec<MapRow>,
     pub select: Vec<SelectRow>,
     pub reset: Vec<ResetRow>,
+    pub probe: Vec<ProbeRow>,
 }
 
 /// A library of memtrace's own catalog.
@@ -32,6 +33,7 @@ pub(super) enum FamilyName {
     CudaRuntime,
     CudaDriver,
     Hip,
+    Alone,
 }
 
 impl FamilyName {
@@ -40,6 +42,7 @@ impl FamilyName {
             Self::CudaRuntime => Family::CudaRuntime,
             Self::CudaDriver => Family::CudaDriver,
             Self::Hip => Family::Hip,
+            Self::Alone => Family::Alone,
         }
     }
 }
@@ -152,6 +155,26 @@ pub enum DeviceForm {
 pub struct PropertiesForm {
     /// Points to them.
     pub properties: u8,
+}
+
+/// A static probe. Only memtrace's own documents have such.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProbeRow {
+    pub id: FunctionId,
+    pub library: String,
+    /// Who named it.
+    pub provider: String,
+    /// Its name.
+    pub name: String,
+    /// The domain it is booked in.
+    pub domain: String,
+    /// The name space of its pointers.
+    pub pointers: String,
+    /// The argument that is the pointer.
+    pub pointer: u8,
+    /// The argument that is the size; none for what takes memory back.
+    pub size: Option<u8>,
 }
 
 /// Where a size is.

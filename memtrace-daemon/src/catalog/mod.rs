@@ -32,7 +32,7 @@ pub struct Function {
     pub id: FunctionId,
     /// Its library.
     pub library: Library,
-    /// Its exported symbol, without version.
+    /// Its exported symbol, without version; of a static probe `provider:name`.
     pub symbol: &'static str,
     /// The domain that it is booked in.
     pub domain: Domain,
@@ -70,10 +70,13 @@ struct Catalog {
     libraries: Vec<Library>,
     /// By ascending id.
     functions: Vec<Function>,
+    /// Static probes, the same.
+    probes: Vec<Function>,
 }
 
 /// memtrace's own documents.
-const DOCUMENTS: [&str; 2] = [include_str!("cuda.toml"), include_str!("hip.toml")];
+const DOCUMENTS: [&str; 3] =
+    [include_str!("cuda.toml"), include_str!("hip.toml"), include_str!("torch.toml")];
 
 /// memtrace's own catalog. A test reads it, so that a version that cannot is never built.
 static CATALOG: LazyLock<Catalog> = LazyLock::new(|| Catalog::read(&DOCUMENTS).unwrap_or_default());
@@ -110,17 +113,30 @@ pub fn declared_domains(
     Ok(gives.map(|function| (function.domain, function.symbol)).collect())
 }
 
-/// All library functions, in the order of their ids.
+/// All functions that are found by their symbols, in the order of their ids.
 #[must_use]
 pub fn library_functions() -> &'static [Function] {
     &catalog().functions
 }
 
-/// The library function with this id.
+/// All static probes, in the order of their ids.
+#[must_use]
+pub fn static_probes() -> &'static [Function] {
+    &catalog().probes
+}
+
+/// All that is booked by calls: library functions and static probes.
+pub fn booked() -> impl Iterator<Item = &'static Function> {
+    library_functions().iter().chain(static_probes())
+}
+
+/// The library function or static probe with this id.
 #[must_use]
 pub fn library_function(id: FunctionId) -> Option<&'static Function> {
-    let functions = library_functions();
-    functions.get(functions.binary_search_by_key(&id, |function| function.id).ok()?)
+    let found = |all: &'static [Function]| {
+        all.get(all.binary_search_by_key(&id, |function| function.id).ok()?)
+    };
+    found(library_functions()).or_else(|| found(static_probes()))
 }
 
 /// The library that a DT_SONAME names, if the catalog has functions of it.
@@ -133,9 +149,7 @@ pub fn library_of_soname(soname: &str) -> Option<Library> {
 #[must_use]
 pub fn has_probes(domain: &Domain) -> bool {
     *domain == Domain::Kernel
-        || library_functions()
-            .iter()
-            .any(|function| function.domain == *domain && function.allocates())
+        || booked().any(|function| function.domain == *domain && function.allocates())
 }
 
 /// The name and domain of any function on the books, the kernel's included.
@@ -156,7 +170,8 @@ mod tests {
     fn the_documents_are_right() {
         let catalog = Catalog::read(&DOCUMENTS).unwrap();
         assert_eq!(catalog.functions, library_functions());
-        assert!(!catalog.functions.is_empty());
+        assert_eq!(catalog.probes, static_probes());
+        assert!(!catalog.functions.is_empty() && !catalog.probes.is_empty());
     }
 
     #[test]
@@ -183,7 +198,7 @@ mod tests {
 
     #[test]
     fn ids_find_their_rows() {
-        for function in library_functions() {
+        for function in booked() {
             assert_eq!(library_function(function.id), Some(function));
             assert_eq!(function.spec.domain(), Some(function.domain));
         }

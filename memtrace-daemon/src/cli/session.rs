@@ -27,7 +27,7 @@ use crate::{
         memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
-        probing::Probing,
+        probing::Probers,
         thread::AttachThread,
         tracer::{StepMap, Tracer},
         watch::Watcher,
@@ -151,7 +151,8 @@ impl Session {
             tracer.set_policy(subject, *include)?;
         }
         let (records, inbox) = mpsc::channel(RECORDS);
-        let probing = if options.books_calls() { Some(tracer.probing()?) } else { None };
+        let probing =
+            if options.books_calls() { Some(probers(&mut tracer, &options)?) } else { None };
         let (calls, unwound) = mpsc::unbounded_channel();
         let stacks = {
             let records = records.clone();
@@ -317,8 +318,14 @@ impl StepSink for Steps {
 
 const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
 
+fn probers(tracer: &mut Tracer, options: &Options) -> anyhow::Result<Probers> {
+    let calls = tracer.probing()?;
+    let firing = if options.books(Domain::Torch) { Some(tracer.firing(&calls)?) } else { None };
+    Ok(Probers::new(calls, firing))
+}
+
 fn start_attacher(
-    probing: Probing,
+    probing: Probers,
     files: FilePolicy,
     stacks: Stacks,
     records: mpsc::Sender<Record>,

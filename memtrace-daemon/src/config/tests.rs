@@ -41,7 +41,7 @@ fn a_wrong_line_is_named_in_one_line() {
         ("\n[maps]\n\nrings = 1", "m.toml line 4: unknown field `rings`"),
         ("[verdicts]", "m.toml line 1: unknown field `verdicts`"),
         ("domains = ['kernel', 'gpu']", "m.toml line 1: unknown domain `gpu`; choose from kernel,"),
-        ("domains = ['torch']", "domain `torch` has no probes yet; choose from kernel,"),
+        ("domains = ['mmap']", "domain `mmap` has no probes yet; choose from kernel,"),
         ("domains = []", "no domain is named"),
         ("settle = '5'", "m.toml line 1: `5` is no duration; write it like 500ms"),
         ("settle = '-5s'", "no duration"),
@@ -65,7 +65,7 @@ fn a_wrong_line_is_named_in_one_line() {
         ("[verdict]\n\nknown_sites = ['abc']", "m.toml line 3: `abc` is no site; an id has 16 hex"),
         ("[verdict]\nknown_sites = [12]", "m.toml line 2: invalid type: integer `12`"),
         ("[verdict.domain.gpu]\n", "unknown domain `gpu`; choose from kernel,"),
-        ("[verdict.domain.torch]\n", "domain `torch` has no probes yet; choose from kernel,"),
+        ("[verdict.domain.mmap]\n", "domain `mmap` has no probes yet; choose from kernel,"),
         (
             "[verdict.domain.cuda]\nwindow_seconds = 1.0",
             "m.toml line 2: unknown field `window_seconds`, expected one of `minimum_age_seconds`,",

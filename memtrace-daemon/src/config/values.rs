@@ -160,10 +160,7 @@ pub fn parse_site(text: &str) -> Result<u64, String> {
 
 /// Domains that have at least one probe: the kernel's, and those of the catalog.
 fn booked_domains() -> impl Iterator<Item = Domain> {
-    Domain::ALL.into_iter().filter(|domain| {
-        *domain == Domain::Kernel
-            || catalog::library_functions().iter().any(|function| function.domain == *domain)
-    })
+    Domain::ALL.into_iter().filter(catalog::has_probes)
 }
 
 fn list(domains: impl Iterator<Item = Domain>) -> String {

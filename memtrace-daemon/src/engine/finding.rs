@@ -104,7 +104,7 @@ pub(super) fn exhaustion(
         }
         // A driver takes these pages, on nobody's account.
         "pinned" | "managed" | "host" => of_host()?,
-        "cuda" => of_device()?,
+        "cuda" | "torch" => of_device()?,
         _ => return None,
     };
     Some(Exhaustion { seconds: free_bytes as f64 / growth_bytes_per_second, of })

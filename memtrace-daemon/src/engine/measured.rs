@@ -201,6 +201,10 @@ impl Core {
         let live = spaces
             .filter(|space| space.closed_ns.is_none())
             .flat_map(|space| space.totals())
+            // What a view holds is in another domain already.
+            .filter(|(function, _)| {
+                catalog::name_and_domain(*function).is_none_or(|(_, it)| it != Domain::Torch)
+            })
             .map(|(_, totals)| totals.live().bytes)
             .fold(0, u64::saturating_add);
         let measured = self.processes.latest(process.serial);

@@ -55,6 +55,28 @@ impl Prober for Fake {
         Ok(FakeLink(Rc::clone(&self.0), what))
     }
 
+    fn attach_static(
+        &mut self,
+        _file: BorrowedFd<'_>,
+        places: &[(Place, u64)],
+        process: Option<u32>,
+    ) -> io::Result<FakeLink> {
+        let mut notes = self.0.borrow_mut();
+        if let Some(error) = notes.refuse_all {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        let what = (cookie_attachment(places[0].1), false, places.len());
+        notes.attached.push(what);
+        let only = process.map(|pid| format!(" in {pid}")).unwrap_or_default();
+        notes.log.push(format!("+{}s{only}", what.0));
+        Ok(FakeLink(Rc::clone(&self.0), what))
+    }
+
+    fn forget_static(&mut self, cookies: &[u64]) {
+        let mut notes = self.0.borrow_mut();
+        notes.log.push(format!("forget {}", cookies.len()));
+    }
+
     fn by(&self) -> &'static str {
         "uprobe_multi"
     }

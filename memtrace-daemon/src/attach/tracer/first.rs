@@ -44,12 +44,12 @@ pub(super) fn first_values(ebpf: &mut Ebpf, options: &Options) -> Result<(), Tra
     let mut control: Array<&mut MapData, Plain<Control>> = typed_mut(ebpf, "mt_control")?;
     control.set(0, Plain(first), 0).map_err(map("mt_control"))?;
     let mut functions: Array<&mut MapData, Plain<FunctionSpec>> = typed_mut(ebpf, "mt_functions")?;
-    for function in catalog::library_functions() {
+    for function in catalog::booked() {
         let uncounted = function.makes_context() && !options.books(function.domain);
         let spec = FunctionSpec { uncounted: u8::from(uncounted), ..function.spec };
         functions.set(u32::from(function.id), Plain(spec), 0).map_err(map("mt_functions"))?;
     }
-    for function in catalog::library_functions() {
+    for function in catalog::booked() {
         let key = TotalsKey { space: 0, function: u32::from(function.id) };
         insert(ebpf, "mt_totals", Plain(key), Plain(Totals::default()))?;
     }

@@ -32,6 +32,7 @@ use super::{
     options::Options,
     perf::{PerfProgram, UprobePmu},
     probing::Probing,
+    usdt::{Firing, FiringProgram, PointMap},
 };
 
 /// Programs that user space runs.
@@ -174,11 +175,7 @@ impl Tracer {
     pub fn probing(&mut self) -> Result<Probing, TracerError> {
         const ENTRY: &str = "mt_call_entry";
         const RETURN: &str = "mt_call_return";
-        let maps: Vec<(&str, BorrowedFd<'_>)> = self
-            .ebpf
-            .maps()
-            .filter_map(|(name, map)| Some((name, map_data(map)?.fd().as_fd())))
-            .collect();
+        let maps = self.map_descriptors();
         let load = |name| MultiProgram::load(OBJECT, name, &maps);
         let multi = match load(ENTRY).and_then(|entry| Ok((entry, load(RETURN)?))) {
             Ok((entry, returning)) => return Ok(Probing::Multi { entry, returning }),
@@ -189,6 +186,36 @@ impl Tracer {
         let entry = PerfProgram::new(pmu, self.load_uprobe(ENTRY)?);
         let returning = PerfProgram::new(pmu, self.load_uprobe(RETURN)?);
         Ok(Probing::Perf { entry, returning })
+    }
+
+    /// Loads the program for static probes, in the same way as `probing` was. Its map can be taken
+    /// once.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn firing(&mut self, probing: &Probing) -> Result<Firing, TracerError> {
+        const PROGRAM: &str = "mt_usdt";
+        const MAP: &str = "mt_usdt_points";
+        let program = match probing {
+            Probing::Multi { .. } => {
+                let program = MultiProgram::load(OBJECT, PROGRAM, &self.map_descriptors());
+                FiringProgram::Multi(program.map_err(TracerError::Multi)?)
+            }
+            Probing::Perf { .. } => {
+                let pmu = UprobePmu::read()?;
+                FiringProgram::Perf(PerfProgram::new(pmu, self.load_uprobe(PROGRAM)?))
+            }
+        };
+        let map = self.ebpf.take_map(MAP).ok_or(TracerError::Absent(MAP))?;
+        let map =
+            HashMap::try_from(map).map_err(|source| TracerError::Map { name: MAP, source })?;
+        Ok(Firing::new(program, PointMap::new(map)))
+    }
+
+    /// All maps by name, as long as none has been taken.
+    fn map_descriptors(&self) -> Vec<(&str, BorrowedFd<'_>)> {
+        let maps = self.ebpf.maps();
+        maps.filter_map(|(name, map)| Some((name, map_data(map)?.fd().as_fd()))).collect()
     }
 
     fn load_uprobe(&mut self, name: &'static str) -> Result<OwnedFd, TracerError> {
@@ -239,6 +266,8 @@ mod tests {
         assert!(matches!(probing, Probing::Multi { .. }));
         tracer.load_uprobe("mt_call_entry").unwrap();
         tracer.load_uprobe("mt_call_return").unwrap();
+        tracer.load_uprobe("mt_usdt").unwrap();
+        tracer.firing(&probing).unwrap();
         tracer.attach_kernel(&options).unwrap();
         tracer.flush().unwrap();
         assert_eq!(tracer.scan_ages(0).unwrap(), 0);

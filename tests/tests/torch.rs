@@ -1,0 +1,194 @@
+//! PyTorch's pool from inside: a stub `libc10_cuda.so` with the static probes and the semaphores of
+//! the real one, whose pool keeps true books over the stub cudaMalloc.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use memtrace_tests::dump::{Amount, Dump, Process, amount};
+use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::memtrace::{self, LIMIT, Run, Traced};
+use memtrace_tests::process::Running;
+use memtrace_tests::scratch::Scratch;
+use memtrace_tests::truth::Truth;
+use serde::Deserialize;
+use serde_json::Value;
+
+const DOMAINS: &str = "cuda,torch";
+
+/// What the stub says of its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+struct Pool {
+    seen: Amount,
+    freed: Amount,
+    unknown_frees: u64,
+    held_bytes: u64,
+    enabled: u32,
+}
+
+fn pool(line: &Value) -> Result<Pool> {
+    let pool = line.get("torch").with_context(|| format!("no torch in {line}"))?;
+    Ok(serde_json::from_value(pool.clone())?)
+}
+
+fn less(all: Amount, part: Amount) -> Amount {
+    amount(all.count - part.count, all.bytes - part.bytes)
+}
+
+/// Checks that the books of a process say what its pool says, and what the stub of the device does.
+fn check(process: &Process, line: &Value) -> Result<Pool> {
+    let truth = pool(line)?;
+    let torch = process.domain("torch");
+    let live = less(truth.seen, truth.freed);
+    let held = if process.ended { torch.terms.closed } else { torch.terms.live };
+    ensure!(torch.terms.seen == truth.seen, "seen {:?}, truly {truth:?}", torch.terms);
+    ensure!(torch.terms.freed == truth.freed, "freed {:?}, truly {truth:?}", torch.terms);
+    ensure!(held == live, "live {:?}, truly {live:?}", torch.terms);
+    ensure!(torch.terms.freed_unseen == amount(0, 0), "{:?}", torch.terms);
+    ensure!(torch.unknown_frees == truth.unknown_frees, "{torch:?}");
+    ensure!((torch.failures, torch.failed_frees, torch.empty) == (0, 0, 0), "{torch:?}");
+    ensure!(process.all("torch").live == live, "sites {:?}, truly {live:?}", process.all("torch"));
+    let cuda = process.domain("cuda").terms;
+    let held = if process.ended { cuda.closed } else { cuda.live };
+    ensure!(held.bytes == truth.held_bytes, "the pool {cuda:?}, truly {truth:?}");
+    Ok(truth)
+}
+
+fn traced(domains: &str, variant: Variant, arguments: &[&str]) -> Result<Traced> {
+    let client = fixture::build(variant)?.torch_client();
+    let traced = Run::new(domains).trace(client, arguments)?;
+    traced.dump.check_conservation()?;
+    let mut lost = traced.dump.losses();
+    lost.remove("stack_budget");
+    ensure!(lost.is_empty(), "{arguments:?} lost: {lost:?}");
+    Ok(traced)
+}
+
+fn said_at(said: &str, moment: &str) -> Result<Value> {
+    let mut lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .rfind(|line| line.get("at").and_then(Value::as_str) == Some(moment))
+        .with_context(|| format!("nothing said at {moment}: {said}"))
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn tensors_are_booked_to_the_byte_with_their_stacks() -> Result<()> {
+    for variant in [Variant::Plain, Variant::Endbr] {
+        let traced = traced(DOMAINS, variant, &["mixed"])?;
+        let (line, process) = (traced.said.last_json()?, traced.process()?);
+        let truth = check(process, &line).with_context(|| format!("{variant:?}"))?;
+        assert_eq!(truth.enabled, 1, "the semaphore was up");
+        let (weights, activations) =
+            (process.at("torch", "make_weights"), process.at("torch", "make_activation"));
+        assert_eq!(weights.live, amount(1, (10 << 20) + 3));
+        assert_eq!(activations.live, amount(5, 5 * 777));
+        assert_eq!(activations.allocated.count, 205);
+        assert_eq!(activations.freed.count, 200);
+        for site in process.sites("torch") {
+            assert_eq!(site.api, "pytorch:malloc");
+            assert!(site.is_in("torch_allocate") && site.passes("main"), "{site:#?}");
+            let stack = site.stack.as_ref().context("no stack")?;
+            assert!(stack.complete, "{stack:?}");
+        }
+        // What the pool could not get is a failure of the device's domain.
+        assert_eq!(process.domain("cuda").failures, 1);
+        traced.truth()?.check_ended(process)?;
+        let row = traced.dump.coverage_of(&fixture::build(variant)?.torch())?;
+        assert!(row.attached, "{row:?}");
+        assert_eq!(row.library.as_deref(), Some("libc10_cuda"));
+        assert_eq!(row.functions, ["pytorch:malloc", "pytorch:free"]);
+        assert_eq!(row.missing, Vec::<String>::new());
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn tensors_are_a_view_of_their_own_and_off_unless_asked_for() -> Result<()> {
+    let alone = traced("torch", Variant::Plain, &["mixed"])?;
+    let line = alone.said.last_json()?;
+    let truth = pool(&line)?;
+    let process = alone.process()?;
+    assert_eq!(process.domain("torch").terms.seen, truth.seen);
+    assert!(!process.domains.contains_key("cuda"), "{:?}", process.domains);
+
+    let without = traced("cuda", Variant::Plain, &["mixed"])?;
+    let truth = pool(&without.said.last_json()?)?;
+    assert_eq!(truth.enabled, 0, "nobody pays for what nobody asked for");
+    let process = without.process()?;
+    assert!(!process.domains.contains_key("torch"), "{:?}", process.domains);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_childs_tensors_are_its_own() -> Result<()> {
+    let traced = traced(DOMAINS, Variant::Plain, &["forked"])?;
+    let line = traced.said.last_json()?;
+    check(traced.process()?, &line)?;
+    let child = traced.dump.processes.iter().find(|one| one.pid != traced.process().unwrap().pid);
+    let torch = child.context("the child is not on the books")?.domain("torch");
+    assert_eq!((torch.terms.seen, torch.terms.closed), (amount(1, 4 << 10), amount(1, 4 << 10)));
+    assert_eq!(torch.unknown_frees, 1, "what it inherited is not on its books");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn an_exec_closes_what_it_takes_away() -> Result<()> {
+    let traced = traced(DOMAINS, Variant::Plain, &["replaced"])?;
+    let (first, last) = (pool(&said_at(&traced.said.stdout, "before")?)?, traced.said.last_json()?);
+    let last = pool(&last)?;
+    let torch = traced.process()?.domain("torch");
+    assert_eq!(torch.terms.seen, first.seen + last.seen);
+    assert_eq!(torch.terms.freed, last.freed);
+    assert_eq!(torch.terms.closed, less(first.seen + last.seen, last.freed));
+    assert_eq!(torch.unknown_frees, last.unknown_frees);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_kill_closes_what_was_live() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    let client = fixture::build(Variant::Plain)?.torch_client();
+    let mut command = memtrace::command(["run", "--format", "json", "--domains", DOMAINS, "-o"])?;
+    command.arg(&report).arg("--").arg(client).arg("killed");
+    let said = memtrace_tests::process::run(&mut command, LIMIT)?.expect_status(128 + 9)?;
+    let dump = Dump::parse(&std::fs::read_to_string(report)?)?;
+    dump.check_conservation()?;
+    let line = said_at(&said.stdout, "killed")?;
+    let pid = Truth::parse(line.clone())?.pid;
+    check(dump.process(pid)?, &line)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn attached_in_mid_life_only_what_comes_after_is_booked() -> Result<()> {
+    let client = fixture::build(Variant::Plain)?.torch_client();
+    let mut command = Command::new(client);
+    let mut running = Running::start_talking(command.args(["late", "--hold"]))?;
+    let before = pool(&running.read_json()?)?;
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    let report = report.to_str().context("a path that is no text")?;
+    let pid = running.pid();
+    let options = ["--domains", DOMAINS, "--format", "json", "-o", report];
+    let mut tracer = memtrace::attach(pid, options)?;
+    running.go_on()?;
+    let after = pool(&running.read_json()?)?;
+    running.go_on()?;
+    running.go_on()?;
+    running.finish(LIMIT)?.expect_status(0)?;
+    tracer.finish(LIMIT)?.expect_status(0)?;
+    let dump = Dump::parse(&std::fs::read_to_string(report)?)?;
+    dump.check_conservation()?;
+    let torch = dump.process(pid)?.domain("torch");
+    let mib = |count, mib: u64| amount(count, mib << 20);
+    assert_eq!((torch.terms.seen, torch.terms.freed), (mib(2, 70), mib(1, 40)));
+    assert_eq!((torch.terms.closed, torch.unknown_frees), (mib(1, 30), 1));
+    assert_eq!((before.enabled, after.enabled), (0, 1));
+    Ok(())
+}
