@@ -32,6 +32,7 @@ pub(super) enum FamilyName {
     CudaRuntime,
     CudaDriver,
     Hip,
+    Library,
 }
 
 impl FamilyName {
@@ -40,6 +41,7 @@ impl FamilyName {
             Self::CudaRuntime => Family::CudaRuntime,
             Self::CudaDriver => Family::CudaDriver,
             Self::Hip => Family::Hip,
+            Self::Library => Family::Library,
         }
     }
 }
@@ -64,6 +66,9 @@ pub struct AllocatorRow {
     pub pointer: PointerForm,
     /// What says that it succeeded, where that is not the usual.
     pub success: Option<SuccessForm>,
+    /// Whether it gives again what is on the books already, as one more reference.
+    #[serde(default)]
+    pub again: bool,
     /// Where it says on which device, where that is not the device of its thread.
     pub device: Option<DeviceForm>,
 }
