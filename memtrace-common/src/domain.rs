@@ -56,6 +56,12 @@ impl Domain {
         }
     }
 
+    /// Whether its books are numbers of objects alone, without bytes.
+    #[must_use]
+    pub const fn is_counted(self) -> bool {
+        matches!(self, Self::CudaIpc | Self::Handles)
+    }
+
     /// The domain with this discriminant.
     #[must_use]
     pub fn from_u8(value: u8) -> Option<Self> {

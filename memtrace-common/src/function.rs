@@ -126,6 +126,20 @@ pub enum PointerClass {
     /// Primary contexts, by the number of their device and 1. Retained again, it is one more
     /// reference.
     Primary = 11,
+    /// Streams.
+    Stream = 12,
+    /// Events.
+    Event = 13,
+    /// Graphs.
+    Graph = 14,
+    /// Graphs that can be launched.
+    GraphExec = 15,
+    /// Pools that memory can be taken from in stream order.
+    MemoryPool = 16,
+    /// Memory of other interfaces, by handle.
+    External = 17,
+    /// What libraries make: their handles, descriptors and communicators.
+    Object = 18,
     /// Tensors in PyTorch's pool.
     Tensor = 32,
 }
@@ -153,6 +167,8 @@ pub enum Family {
     Hip = 16,
     /// Functions that the configuration declares.
     Declared = 32,
+    /// Libraries above a runtime library.
+    Library = 64,
 }
 
 impl Family {
@@ -167,6 +183,7 @@ impl Family {
             Self::Mmap => "mmap",
             Self::Hip => "hip",
             Self::Declared => "declared",
+            Self::Library => "library",
         }
     }
 }

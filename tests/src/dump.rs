@@ -306,6 +306,7 @@ pub struct Finding {
     pub verdict: String,
     pub comm: String,
     pub exhaustion: Option<Exhaustion>,
+    pub evidence: serde_json::Value,
     pub decided_by: Vec<String>,
 }
 

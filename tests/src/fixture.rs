@@ -94,6 +94,12 @@ impl Fixtures {
         self.directory.join("libnvidia-ml.so.1")
     }
 
+    /// The program that calls stubs of libraries above CUDA and HIP.
+    #[must_use]
+    pub fn library_client(&self) -> PathBuf {
+        self.directory.join("library_client")
+    }
+
     /// A library of allocators that no catalog knows, `libpool.so.3`.
     #[must_use]
     pub fn pool(&self) -> PathBuf {
@@ -116,6 +122,12 @@ impl Fixtures {
     #[must_use]
     pub fn torch_client(&self) -> PathBuf {
         self.directory.join("torch_client")
+    }
+
+    /// The stub of a library above the runtime, `libcudnn.so.9`.
+    #[must_use]
+    pub fn cudnn(&self) -> PathBuf {
+        self.directory.join("libcudnn.so.9")
     }
 
     /// The program whose scenarios are memory patterns from production, linked against both.
@@ -200,6 +212,8 @@ const LIBRARY: &[&str] = &[
     "-fPIC",
     "-shared",
 ];
+const DRIVER: &[&str] =
+    &["cuda.c", "cuda_contexts.c", "cuda_handles.c", "stub_books.c", "stub_switches.c"];
 const PROGRAM: &[&str] = &[
     "-O1",
     "-fno-omit-frame-pointer",
@@ -246,8 +260,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let origin = "-Wl,-rpath,$ORIGIN";
     let search = format!("-L{}", fixtures.directory.display());
 
-    let mut driver =
-        gcc(variant, LIBRARY, &["cuda.c", "cuda_contexts.c", "stub_books.c", "stub_switches.c"]);
+    let mut driver = gcc(variant, LIBRARY, DRIVER);
     driver.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libcuda.so.1"]);
     finish(driver.arg(map("cuda.map")).arg("-pthread"), &fixtures.cuda())?;
 
@@ -272,6 +285,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let mut client = gcc(variant, PROGRAM, &["hip_client.c"]);
     client.args([&search, "-l:libamdhip64.so.6", "-l:libcuda.so.1", origin, "-pthread"]);
     finish(&mut client, &fixtures.hip_client())?;
+    compile_libraries(fixtures, variant, protection)?;
     let mut pool = gcc(variant, LIBRARY, &["pool.c"]);
     pool.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libpool.so.3"]);
     finish(pool.args([&search, "-l:libcudart.so.12", origin]), &fixtures.pool())?;
@@ -288,11 +302,41 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     finish(&mut gcc(variant, LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
 }
 
+/// Stubs of libraries above CUDA and HIP: what the source calls them, their names, and what they
+/// call.
+const ABOVE: [(&str, &str, &[&str]); 6] = [
+    ("CUBLASLT", "libcublasLt.so.12", &[]),
+    ("CUBLAS", "libcublas.so.12", &["-l:libcublasLt.so.12", "-l:libcudart.so.12"]),
+    ("CUDNN", "libcudnn.so.9", &[]),
+    ("NCCL", "libnccl.so.2", &[]),
+    ("ROCBLAS", "librocblas.so.4", &[]),
+    ("MIOPEN", "libMIOpen.so.1", &[]),
+];
+
+fn compile_libraries(
+    fixtures: &Fixtures,
+    variant: Variant,
+    protection: &str,
+) -> anyhow::Result<()> {
+    let search = format!("-L{}", fixtures.directory.display());
+    let link = [&search, "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"];
+    for (define, name, calls) in ABOVE {
+        let mut library = gcc(variant, LIBRARY, &["libraries.c"]);
+        library.arg(format!("-D{define}")).arg(format!("-Wl,-soname,{name}"));
+        library.args([protection, "-fno-optimize-sibling-calls"]).args(link).args(calls);
+        finish(&mut library, &fixtures.directory.join(name))?;
+    }
+    let mut client = gcc(variant, PROGRAM, &["library_client.c"]);
+    client.args(link).args(ABOVE.map(|(_, name, _)| format!("-l:{name}"))).arg("-pthread");
+    finish(&mut client, &fixtures.library_client())
+}
+
 fn compile_cases(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     let link = [
         &format!("-L{}", fixtures.directory.display()),
         "-l:libcudart.so.12",
         "-l:libcuda.so.1",
+        "-l:libcudnn.so.9",
         "-Wl,-rpath,$ORIGIN",
     ];
     let mut stripped = gcc(variant, LIBRARY, &["cases/stripped.c"]);

@@ -21,6 +21,22 @@ fn leaks_without_frees(name: &str, domain: &str, function: &str) -> Result<()> {
     site.names_its_line()
 }
 
+/// A leak of what has no bytes: said of objects, and with none of bytes.
+fn leaks_counted(name: &str, domain: &str, function: &str) -> Result<()> {
+    let site = site(name, domain, function)?;
+    site.was("leak")?;
+    site.ends("leak")?;
+    site.is_news()?;
+    site.names_its_line()?;
+    let finding = site.finding()?;
+    let number = |key: &str| finding.evidence.get(key).and_then(serde_json::Value::as_f64);
+    ensure!(number("floor_last_objects") > number("floor_first_objects"), "{finding:#?}");
+    ensure!(number("slope_objects_per_second") > Some(0.0), "{finding:#?}");
+    ensure!(number("slope_bytes_per_second").is_none(), "{finding:#?}");
+    ensure!(finding.exhaustion.is_none(), "nothing that could run out is known: {finding:#?}");
+    Ok(())
+}
+
 /// A leak at a site that frees as well.
 fn leaks_with_frees(name: &str, domain: &str, function: &str) -> Result<()> {
     let site = site(name, domain, function)?;
@@ -142,6 +158,14 @@ fn a17_handles_that_are_unmapped_and_never_released_are_a_leak() -> Result<()> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn a18_mappings_of_each_peer_that_are_never_closed_are_a_leak_and_those_made_once_are_none()
+-> Result<()> {
+    leaks_counted("a18", "cuda_ipc", "open_peer")?;
+    ends_without_a_leak("a18-once", "cuda_ipc", "open_peer", "steady")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn a19_a_leak_in_a_stripped_library_is_named_by_library_and_offset() -> Result<()> {
     let site = site("a19", "cuda", "libstripped.so")?;
     site.leaks_without_frees(0.0)?;
@@ -159,6 +183,14 @@ fn a19_a_leak_in_a_stripped_library_is_named_by_library_and_offset() -> Result<(
 fn a21_descriptors_made_on_changes_of_shape_and_never_destroyed_are_a_leak() -> Result<()> {
     leaks_without_frees("a21", "cuda", "create_descriptor")?;
     ends_without_a_leak("a21", "cuda", "borrow", "steady")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a21_handles_that_are_made_on_changes_of_shape_are_counted_and_a_leak() -> Result<()> {
+    leaks_counted("a21-handles", "handles", "create_shape")?;
+    ends_without_a_leak("a21-handles", "handles", "borrow_shape", "steady")?;
+    ends_without_a_leak("a21-handles", "handles", "descriptors_of_shapes", "steady")
 }
 
 #[test]
@@ -295,8 +327,10 @@ const LEAKS: &[(&str, &[&str])] = &[
     ("a6", &["load_msg"]),
     ("a9", &["new_list"]),
     ("a10", &["larger_block"]),
+    ("a18", &["open_peer"]),
     ("a19", &["libstripped.so"]),
     ("a21", &["create_descriptor"]),
+    ("a21-handles", &["create_shape"]),
     ("a23-lost", &["make_handle"]),
     ("a17", &["create_segment"]),
     ("a26", &["stage_adapter"]),

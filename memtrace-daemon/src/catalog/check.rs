@@ -138,6 +138,13 @@ pub(super) fn class(pointers: &str) -> Result<u8, String> {
         "physical" => Ok(PointerClass::Physical as u8),
         "context" => Ok(PointerClass::Context as u8),
         "primary" => Ok(PointerClass::Primary as u8),
+        "stream" => Ok(PointerClass::Stream as u8),
+        "event" => Ok(PointerClass::Event as u8),
+        "graph" => Ok(PointerClass::Graph as u8),
+        "graph_exec" => Ok(PointerClass::GraphExec as u8),
+        "memory_pool" => Ok(PointerClass::MemoryPool as u8),
+        "external" => Ok(PointerClass::External as u8),
+        "object" => Ok(PointerClass::Object as u8),
         "tensor" => Ok(PointerClass::Tensor as u8),
         _ => Err(format!("no pointers `{pointers}`")),
     }
@@ -196,7 +203,7 @@ pub(super) fn allocator(
         success: success as u8,
         family: library.family as u8,
         folds: folds(library.family),
-        counted: counted(class),
+        counted: if row.again { Counted::Given as u8 } else { counted(class) },
         device_rule: device_rule as u8,
         device_argument,
         bound: u8::from(bound(domain, class)),
@@ -204,12 +211,19 @@ pub(super) fn allocator(
     })
 }
 
-/// Whether what is given is gone with its context. Memory of the virtual-memory API is not: it
-/// belongs to the device. Contexts are ended by functions of their own.
+/// Whether what is given is gone with its context, as the reference of `cuCtxDestroy` lists it.
+/// Memory of the virtual-memory API is not: it belongs to the device. Contexts are ended by
+/// functions of their own, graphs and what libraries make by nothing but their own functions.
 fn bound(domain: Domain, class: u8) -> bool {
-    let memory =
-        matches!(domain, Domain::Cuda | Domain::Managed | Domain::Pinned | Domain::CudaIpc);
-    memory && class != PointerClass::Physical as u8
+    match domain {
+        Domain::Cuda | Domain::Managed | Domain::Pinned | Domain::CudaIpc => {
+            class != PointerClass::Physical as u8
+        }
+        Domain::Handles => {
+            class == PointerClass::Stream as u8 || class == PointerClass::Event as u8
+        }
+        _ => false,
+    }
 }
 
 /// How calls of a freeing function are read.
@@ -368,6 +382,7 @@ const fn folds(family: Family) -> u8 {
                 | Family::Mmap as u8
                 | Family::Declared as u8
         }
+        Family::Library => Family::Library as u8,
         Family::Mmap | Family::Alone => 0,
     }
 }

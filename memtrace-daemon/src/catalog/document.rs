@@ -33,6 +33,7 @@ pub(super) enum FamilyName {
     CudaRuntime,
     CudaDriver,
     Hip,
+    Library,
     Alone,
 }
 
@@ -42,6 +43,7 @@ impl FamilyName {
             Self::CudaRuntime => Family::CudaRuntime,
             Self::CudaDriver => Family::CudaDriver,
             Self::Hip => Family::Hip,
+            Self::Library => Family::Library,
             Self::Alone => Family::Alone,
         }
     }
@@ -67,6 +69,9 @@ pub struct AllocatorRow {
     pub pointer: PointerForm,
     /// What says that it succeeded, where that is not the usual.
     pub success: Option<SuccessForm>,
+    /// Whether it gives again what is on the books already, as one more reference.
+    #[serde(default)]
+    pub again: bool,
     /// Where it says on which device, where that is not the device of its thread.
     pub device: Option<DeviceForm>,
 }

@@ -75,8 +75,13 @@ struct Catalog {
 }
 
 /// memtrace's own documents.
-const DOCUMENTS: [&str; 3] =
-    [include_str!("cuda.toml"), include_str!("hip.toml"), include_str!("torch.toml")];
+const DOCUMENTS: [&str; 5] = [
+    include_str!("cuda.toml"),
+    include_str!("libraries.toml"),
+    include_str!("hip.toml"),
+    include_str!("rocm.toml"),
+    include_str!("torch.toml"),
+];
 
 /// memtrace's own catalog. A test reads it, so that a version that cannot is never built.
 static CATALOG: LazyLock<Catalog> = LazyLock::new(|| Catalog::read(&DOCUMENTS).unwrap_or_default());

@@ -145,15 +145,22 @@ fn verdict(section: &VerdictSection, set: VerdictConfig) -> VerdictConfig {
         window_seconds,
         minimum_age_seconds,
         minimum_bytes,
+        minimum_objects,
         confidence_to_report,
         known_sites,
         domain,
     } = section;
     let of_domain = |section: &DomainSection| {
-        let DomainSection { minimum_age_seconds, minimum_bytes, confidence_to_report } = *section;
+        let DomainSection {
+            minimum_age_seconds,
+            minimum_bytes,
+            minimum_objects,
+            confidence_to_report,
+        } = *section;
         DomainConfig {
             min_age_seconds: minimum_age_seconds,
             min_bytes: minimum_bytes,
+            min_objects: minimum_objects,
             confidence_to_report,
         }
     };
@@ -161,6 +168,7 @@ fn verdict(section: &VerdictSection, set: VerdictConfig) -> VerdictConfig {
         window_seconds: *window_seconds,
         min_age_seconds: *minimum_age_seconds,
         min_bytes: *minimum_bytes,
+        min_objects: *minimum_objects,
         confidence_to_report: *confidence_to_report,
         known_sites: known_sites.iter().copied().collect(),
         domains: domain.iter().map(|(domain, section)| (*domain, of_domain(section))).collect(),
@@ -229,13 +237,16 @@ mod tests {
     fn what_is_configured_for_a_domain_arrives() {
         let text = "[verdict]\nconfidence_to_report = 0.5\nknown_sites = ['00000000000000ff']\n\
                     [verdict.domain.cuda]\nminimum_bytes = '16MiB'\nminimum_age_seconds = 5.0\n\
-                    [verdict.domain.kernel]\nconfidence_to_report = 0.9\n";
+                    [verdict.domain.kernel]\nconfidence_to_report = 0.9\n\
+                    [verdict.domain.handles]\nminimum_objects = 500\n";
         let config = Config::parse(std::path::Path::new("m.toml"), text).unwrap();
         let verdict = verdict(&config.verdict, VerdictConfig::default());
         assert!(verdict.known_sites.contains(&0xff));
         assert_eq!(verdict.min_bytes_of(Domain::Cuda), 16 << 20);
         assert_eq!(verdict.within(Domain::Cuda).min_age_ns(), 5_000_000_000);
         assert_eq!(verdict.min_bytes_of(Domain::Kernel), 1 << 20);
+        assert_eq!(verdict.min_bytes_of(Domain::Handles), 500, "objects");
+        assert_eq!(verdict.min_bytes_of(Domain::CudaIpc), 64, "objects");
         assert_eq!(verdict.confidence_to_report_of(Domain::Kernel), 0.9);
         assert_eq!(verdict.confidence_to_report_of(Domain::Cuda), 0.5);
     }

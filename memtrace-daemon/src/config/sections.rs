@@ -127,6 +127,9 @@ pub struct VerdictSection {
     /// Growth below this is nobody's concern, bytes.
     #[serde(deserialize_with = "values::bytes")]
     pub minimum_bytes: u64,
+    /// The same of domains whose objects have no bytes (handles, memory of other processes): fewer
+    /// objects than this are nobody's concern.
+    pub minimum_objects: u64,
     /// A `leak` or `growing` that is less sure is not reported, 0 to 1. 0: `growing` says itself
     /// that it is undecided, and what would decide it.
     pub confidence_to_report: f64,
@@ -148,6 +151,8 @@ pub struct DomainSection {
     #[serde(deserialize_with = "values::some_bytes")]
     pub minimum_bytes: Option<u64>,
     /// As in [`VerdictSection`].
+    pub minimum_objects: Option<u64>,
+    /// As in [`VerdictSection`].
     pub confidence_to_report: Option<f64>,
 }
 
@@ -157,6 +162,7 @@ impl Default for VerdictSection {
             window_seconds: 10.0,
             minimum_age_seconds: 60.0,
             minimum_bytes: 1 << 20,
+            minimum_objects: 64,
             confidence_to_report: 0.0,
             known_sites: Vec::new(),
             domain: BTreeMap::new(),
@@ -170,6 +176,7 @@ impl VerdictSection {
             window_seconds,
             minimum_age_seconds,
             minimum_bytes: _,
+            minimum_objects: _,
             confidence_to_report,
             known_sites,
             domain,
@@ -189,8 +196,12 @@ impl VerdictSection {
             ));
         }
         for (domain, section) in domain {
-            let DomainSection { minimum_age_seconds, minimum_bytes: _, confidence_to_report } =
-                *section;
+            let DomainSection {
+                minimum_age_seconds,
+                minimum_bytes: _,
+                minimum_objects: _,
+                confidence_to_report,
+            } = *section;
             let key = format!("verdict.domain.{}", domain.name());
             minimum_age_seconds.map_or(Ok(()), |seconds| age(&key, seconds))?;
             confidence_to_report.map_or(Ok(()), |sure| confidence(&key, sure))?;

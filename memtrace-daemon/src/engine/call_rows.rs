@@ -36,9 +36,9 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
         let live = if shown { site.live() } else { Amount::default() };
         let facts = RowFacts {
             now_ns: until_ns,
-            live_bytes: live.bytes,
-            allocated: site.allocated,
-            freed: site.freed,
+            live_bytes: site.weight(live).bytes,
+            allocated: site.weight(site.allocated),
+            freed: site.weight(site.freed),
             first_ns: site.first_ns,
             orphan_since_ns: None,
             cohorts: Some(site.cohorts()),

@@ -139,5 +139,6 @@ fn seconds(finding: &Finding) -> f64 {
 }
 
 fn grown(finding: &Finding) -> u64 {
-    finding.evidence.floor_last_bytes.unwrap_or(0)
+    let evidence = &finding.evidence;
+    evidence.floor_last_bytes.or(evidence.floor_last_objects).unwrap_or(0)
 }

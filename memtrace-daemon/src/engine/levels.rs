@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::core::{Core, Setting};
 use super::finding;
 use crate::ledger::{FoldedKey, text};
-use crate::snapshot::{Finding, Process, Verdict};
+use crate::snapshot::{Evidence, Finding, Process, Verdict};
 use crate::verdict::Judgement;
 
 /// A process' finding says nothing new where findings of its sites explain this share of its
@@ -19,6 +19,18 @@ fn is_news(core: &Core, domain: Domain, judgement: &Judgement) -> bool {
     let Judgement { verdict, confidence, .. } = judgement;
     matches!(verdict, Verdict::Leak | Verdict::Growing)
         && core.config.verdict.reports(domain, *verdict, *confidence, None)
+}
+
+/// Growth of the floor a second: bytes, or objects where these have none.
+fn slope(evidence: &Evidence) -> Option<f64> {
+    let bytes = evidence.slope_bytes_per_second.map(|slope| slope.value);
+    let objects =
+        evidence.slope_objects_per_second.filter(|_| evidence.floor_last_objects.is_some());
+    bytes.or(objects)
+}
+
+fn growth(judgement: &Judgement) -> f64 {
+    slope(&judgement.evidence).unwrap_or(0.0)
 }
 
 /// A finding about all sites of a process in a domain, if it says more than those of its sites.
@@ -34,11 +46,11 @@ pub(super) fn of_process(
     if !is_news(core, domain, &judgement) {
         return None;
     }
-    let growth = judgement.growth_bytes_per_second.unwrap_or(0.0);
+    let growth = growth(&judgement);
     let own = |finding: &&Finding| finding.level == "site" && finding.domain == domain.name();
-    let slope = |finding: &Finding| finding.evidence.slope_bytes_per_second;
+    let slope = |finding: &Finding| slope(&finding.evidence);
     let explained: f64 =
-        sites.iter().filter(own).filter_map(slope).map(|slope| slope.value.max(0.0)).sum();
+        sites.iter().filter(own).filter_map(slope).map(|slope| slope.max(0.0)).sum();
     if explained >= growth * EXPLAINED {
         return None;
     }
@@ -72,7 +84,7 @@ pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Fi
             0 => format!("{ever} processes of this program so far, none now"),
             _ => format!("{rising} of {members} processes grow now; {ever} so far"),
         });
-        let growth = judgement.growth_bytes_per_second.unwrap_or(0.0);
+        let growth = growth(&judgement);
         let pid = processes.first().copied().unwrap_or(0);
         Some(Finding {
             level: "service",

@@ -57,7 +57,7 @@ pub(super) struct Row {
     pub(super) judgement: Judgement,
     pub(super) current: bool,
     domain: Domain,
-    judged_bytes: u64,
+    judged: (u64, u64),
 }
 
 /// The rows of one process.
@@ -94,7 +94,10 @@ impl Rows {
     ) -> Vec<(Site, Judgement)> {
         self.index.clear();
         self.rows.sort_by(|a, b| {
-            let size = |row: &Row| (row.site.live_bytes, row.site.allocated_bytes, row.site.id);
+            let size = |row: &Row| {
+                let Site { live_bytes, live_count, allocated_bytes, id, .. } = row.site;
+                (live_bytes, allocated_bytes, live_count, id)
+            };
             size(b).cmp(&size(a))
         });
         let mut news = Vec::new();
@@ -144,7 +147,7 @@ impl Row {
             judgement,
             current: part.current,
             domain: part.domain,
-            judged_bytes: part.live.bytes,
+            judged: (part.live.bytes, part.live.count),
         }
     }
 
@@ -180,12 +183,13 @@ impl Row {
                 (Some(a), Some(b)) => Some(a + b),
                 (a, b) => a.or(b),
             };
-        if (part.current, part.live.bytes) > (self.current, self.judged_bytes) {
+        let held = (part.live.bytes, part.live.count);
+        if (part.current, held) > (self.current, self.judged) {
             site.verdict = part.judgement.verdict;
             site.confidence = part.judgement.confidence;
             site.evidence = part.judgement.evidence.clone();
             self.judgement = part.judgement;
-            self.judged_bytes = part.live.bytes;
+            self.judged = held;
         }
         self.current |= part.current;
     }

@@ -34,7 +34,7 @@ pub enum RowKey {
     },
 }
 
-/// One row at one tick.
+/// One row at one tick. Where objects have no bytes, each counts as one.
 #[derive(Clone, Copy, Debug)]
 pub struct RowSample<'a> {
     /// Which row.
@@ -113,7 +113,7 @@ impl Ledger {
                 let Some((_, domain)) = catalog::name_and_domain(site.function) else {
                     continue;
                 };
-                let live = site.live();
+                let live = site.weight(site.live());
                 each(&RowSample {
                     key: site.row(*id),
                     domain,
@@ -122,8 +122,8 @@ impl Ledger {
                     owner_ended_ns,
                     low_bytes: site.low_bytes,
                     live,
-                    allocated: site.allocated,
-                    freed: site.freed,
+                    allocated: site.weight(site.allocated),
+                    freed: site.weight(site.freed),
                     ages: site.ages,
                     cohorts: Some(&site.cohorts),
                     live_ages: None,

@@ -13,6 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cohorts::Cohorts;
 use super::waiting::Waiting;
+use crate::catalog;
 use crate::record::StackKey;
 
 /// One address space: new at exec, shared with a vfork child.
@@ -64,8 +65,10 @@ pub struct CallSite {
     pub first_ns: u64,
     /// Oldest allocation that was live when the space was swept, monotonic ns.
     pub(super) oldest_ns: Option<u64>,
-    /// Lowest live bytes since this was last looked at.
+    /// Lowest live bytes since this was last looked at; objects where these have no bytes.
     pub low_bytes: u64,
+    /// Whether its objects have no bytes.
+    counted: bool,
     /// Frees by age, in classes that double from a window on.
     pub(super) ages: [u64; AGE_CLASSES],
     /// What became of what was allocated when.
@@ -73,6 +76,12 @@ pub struct CallSite {
 }
 
 impl CallSite {
+    /// As the verdict looks at an amount of this site: where objects have no bytes, each is one.
+    #[must_use]
+    pub const fn weight(&self, amount: Amount) -> Amount {
+        if self.counted { Amount { bytes: amount.count, ..amount } } else { amount }
+    }
+
     /// What became of what was allocated when.
     #[must_use]
     pub const fn cohorts(&self) -> &Cohorts {
@@ -313,7 +322,8 @@ impl Space {
         if let Some(site) = self.sites.get_mut(position) {
             site.allocated = site.allocated.saturating_add(Amount { count: 1, bytes });
             site.first_ns = site.first_ns.min(time_ns);
-            site.cohorts.allocated(window, bytes);
+            let weight = site.weight(Amount { count: 1, bytes }).bytes;
+            site.cohorts.allocated(window, weight);
         }
         entry.insert(LiveCall { site: position, bytes, time_ns });
         self.heard(function);
@@ -347,8 +357,9 @@ impl Space {
                 FreeReason::Closed => &mut site.closed,
             };
             *term = term.saturating_add(Amount { count: 1, bytes: call.bytes });
-            site.low_bytes = site.low_bytes.min(site.live().bytes);
-            site.cohorts.freed(window, call.bytes);
+            site.low_bytes = site.low_bytes.min(site.weight(site.live()).bytes);
+            let weight = site.weight(Amount { count: 1, bytes: call.bytes }).bytes;
+            site.cohorts.freed(window, weight);
             // What a reset takes says nothing of how long anything is kept.
             if reason != FreeReason::Closed
                 && let Some(frees) = site.ages.get_mut(class)
@@ -434,6 +445,7 @@ fn position(
             oldest_ns: None,
             first_ns: time_ns,
             low_bytes: 0,
+            counted: catalog::name_and_domain(function).is_some_and(|(_, of)| of.is_counted()),
             ages: [0; AGE_CLASSES],
             cohorts: Cohorts::default(),
         });

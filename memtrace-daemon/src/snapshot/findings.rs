@@ -52,6 +52,10 @@ pub struct Evidence {
     pub floor_first_bytes: Option<u64>,
     /// Lowest live bytes of the last window.
     pub floor_last_bytes: Option<u64>,
+    /// The same of live objects, of what is counted and has no bytes.
+    pub floor_first_objects: Option<u64>,
+    /// The same of the last window.
+    pub floor_last_objects: Option<u64>,
     /// Windows looked at.
     pub windows: u32,
     /// Length of a window, seconds.
@@ -100,6 +104,26 @@ pub struct Evidence {
     pub site_age_seconds: Option<f64>,
     /// Since the process was started, seconds.
     pub process_age_seconds: Option<f64>,
+}
+
+impl Evidence {
+    /// Of what has no bytes: what was reckoned with an object for a byte is said of objects.
+    #[must_use]
+    pub fn of_objects(self) -> Self {
+        Self {
+            floor_first_objects: self.floor_first_bytes,
+            floor_last_objects: self.floor_last_bytes,
+            slope_objects_per_second: self
+                .slope_bytes_per_second
+                .map(|slope| slope.value)
+                .or(self.slope_objects_per_second),
+            floor_first_bytes: None,
+            floor_last_bytes: None,
+            slope_bytes_per_second: None,
+            bytes_per_allocation: None,
+            ..self
+        }
+    }
 }
 
 /// A value, and the interval that it lies in with 95 %.

@@ -22,6 +22,9 @@ pub struct VerdictConfig {
     pub min_age_seconds: f64,
     /// Sites smaller than this are not judged, bytes.
     pub min_bytes: u64,
+    /// Sites of domains without bytes that have fewer objects are not judged. Programs keep tens of
+    /// streams, events and handles by design (PyTorch 32 streams a device and priority).
+    pub min_objects: u64,
     /// Windows of growth that make `growing`: a minute.
     pub growing_windows: u32,
     /// Windows of growth that make a `leak` where the site also frees, and what it keeps is
@@ -62,6 +65,9 @@ pub struct DomainConfig {
     pub min_age_seconds: Option<f64>,
     /// For [`VerdictConfig::min_bytes`].
     pub min_bytes: Option<u64>,
+    /// For [`VerdictConfig::min_objects`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_objects: Option<u64>,
     /// For [`VerdictConfig::confidence_to_report`].
     pub confidence_to_report: Option<f64>,
 }
@@ -72,6 +78,7 @@ impl Default for VerdictConfig {
             window_seconds: 10.0,
             min_age_seconds: 60.0,
             min_bytes: 1 << 20,
+            min_objects: 64,
             growing_windows: 6,
             turnover_windows: 22,
             leak_windows: 48,
@@ -105,10 +112,16 @@ impl VerdictConfig {
         self.min_bytes as f64 / 4.0
     }
 
-    /// Sites of this domain that are smaller are not judged, bytes.
+    /// Sites of this domain that are smaller are not judged, bytes; objects where these have no
+    /// bytes.
     #[must_use]
     pub fn min_bytes_of(&self, domain: Domain) -> u64 {
-        self.of(domain).min_bytes.unwrap_or(self.min_bytes)
+        let own = self.of(domain);
+        if domain.is_counted() {
+            own.min_objects.unwrap_or(self.min_objects)
+        } else {
+            own.min_bytes.unwrap_or(self.min_bytes)
+        }
     }
 
     /// How sure a `leak` or `growing` of this domain must be to be a finding, 0 to 1.
@@ -160,8 +173,9 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) fn new(everywhere: VerdictConfig) -> Self {
-        let own = everywhere.domains.keys().map(|domain| (*domain, everywhere.within(*domain)));
-        Self { domains: own.collect(), everywhere }
+        let counted = Domain::ALL.into_iter().filter(|domain| domain.is_counted());
+        let own = everywhere.domains.keys().copied().chain(counted);
+        Self { domains: own.map(|of| (of, everywhere.within(of))).collect(), everywhere }
     }
 
     /// Those of one domain.

@@ -235,6 +235,10 @@ fn of_history(
     evidence.watched_seconds = age(history.watched_ns);
     evidence.site_age_seconds = Some(age(row.first_ns));
     evidence.unseen_frees = row.unseen_frees;
+    let growth = evidence.slope_bytes_per_second.map(|slope| slope.value);
+    if domain.is_counted() {
+        evidence = evidence.of_objects();
+    }
     let distrust = distrust(config, surroundings, domain, history, row.live_bytes, row.freed);
     let decided_by = match (history.verdict, distrust) {
         (Verdict::Unreliable, distrust) => distrust.into_iter().collect(),
@@ -243,7 +247,7 @@ fn of_history(
     Judgement {
         verdict: history.verdict,
         confidence: confidence(config, history, lost_share),
-        growth_bytes_per_second: evidence.slope_bytes_per_second.map(|slope| slope.value),
+        growth_bytes_per_second: growth.filter(|_| !domain.is_counted()),
         since_ns: history.since_ns,
         decided_by,
         evidence,

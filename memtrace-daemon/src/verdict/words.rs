@@ -51,6 +51,11 @@ fn rose(evidence: &Evidence) -> String {
 }
 
 fn chance(evidence: &Evidence) -> Option<String> {
+    if let (Some(_), Some(more), Some(p)) =
+        (evidence.floor_last_objects, evidence.slope_objects_per_second, evidence.trend_p)
+    {
+        return Some(format!("by {more:.2} objects a second; by chance with p = {p:.0e}"));
+    }
     let (slope, p) = (evidence.slope_bytes_per_second?, evidence.trend_p?);
     Some(format!(
         "by {} a second ({} to {} with 95 %); by chance with p = {p:.0e}",

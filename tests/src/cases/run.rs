@@ -24,6 +24,9 @@ const LATE: Duration = Duration::from_secs(20);
 /// early by a hair still ends one.
 const VERDICT: &str = "window_seconds = 0.9\nmin_age_seconds = 6.0\nmin_bytes = 1024";
 
+/// What scenarios take.
+const DOMAINS: [&str; 6] = ["kernel", "cuda", "managed", "pinned", "cuda_ipc", "handles"];
+
 /// A scenario that runs.
 struct Started {
     scenario: Scenario,
@@ -72,9 +75,12 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
 /// make each dump large, and says nothing here.
 fn daemon(fixtures: &Fixtures) -> anyhow::Result<Daemon> {
     let names = SCENARIOS.iter().map(|one| one.name).collect::<Vec<_>>();
-    let configuration = Some(format!("[include]\ncomm = {names:?}\n"));
+    let libraries = [fixtures.cudart(), fixtures.cuda(), fixtures.cudnn()];
+    let configuration = Some(format!(
+        "libraries = {libraries:?}\ndomains = {DOMAINS:?}\n[include]\ncomm = {names:?}\n"
+    ));
     let environment = vec![("MEMTRACE_TUNE_VERDICT", VERDICT.to_owned())];
-    Daemon::start_with(&Options { configuration, environment }.knowing(fixtures))
+    Daemon::start_with(&Options { configuration, environment })
 }
 
 impl Started {

@@ -184,7 +184,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// It is a finding at the end, with a time to exhaustion where anything is known that can be
-    /// exhausted: device memory is not, without a device.
+    /// exhausted: device memory is not, without a device, and what has no bytes is not.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl<'a> Sequence<'a> {
     pub fn is_news(&self) -> anyhow::Result<()> {
         let finding = self.finding()?;
         let left = finding.exhaustion.as_ref().map(|exhaustion| exhaustion.seconds);
-        if self.domain != "cuda" {
+        if !["cuda", "cuda_ipc", "handles"].contains(&self.domain.as_str()) {
             let some = left.is_some_and(|seconds| seconds > 0.0 && seconds.is_finite());
             ensure!(some, "no time to exhaustion: {finding:#?}\n{self}");
         }
