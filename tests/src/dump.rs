@@ -170,6 +170,7 @@ pub struct Process {
     pub ended: bool,
     pub ended_at: Option<String>,
     pub measured: Measured,
+    pub pool: Option<Pool>,
     pub domains: BTreeMap<String, ProcessTerms>,
     pub sites: Vec<Site>,
 }
@@ -220,6 +221,18 @@ pub struct Measured {
     pub device_bytes: Option<u64>,
     pub cgroup_limit_bytes: Option<u64>,
     pub cgroup_used_bytes: Option<u64>,
+}
+
+/// PyTorch's pool and its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the dump")]
+pub struct Pool {
+    pub held_bytes: u64,
+    pub tensor_bytes: u64,
+    pub tensors: u64,
+    pub most_bytes: u64,
+    pub cached_bytes: u64,
+    pub whole: bool,
 }
 
 /// Loss to one cause.

@@ -10,7 +10,7 @@ use crate::ledger::{Effects, Ledger, LedgerConfig};
 use crate::record::{Anchor, Observation, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot, Verdict};
 use crate::verdict::{
-    HostLevels, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts,
+    HostLevels, Pools, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig, Verdicts,
 };
 
 /// What the core is asked to do.
@@ -47,6 +47,7 @@ pub struct Core {
     pub(super) verdicts: Verdicts,
     pub(super) processes: ProcessLevels,
     pub(super) host_levels: HostLevels,
+    pub(super) pools: Pools,
     pub(super) host: HostFacts,
     records: [u64; KINDS.len()],
     news: u64,
@@ -61,6 +62,7 @@ impl Core {
             verdicts: Verdicts::new(config.verdict.clone()),
             processes: ProcessLevels::new(config.verdict.clone()),
             host_levels: HostLevels::new(config.verdict.clone()),
+            pools: Pools::new(config.verdict.clone()),
             host: HostFacts::default(),
             records: [0; KINDS.len()],
             news: 0,
@@ -81,7 +83,10 @@ impl Core {
             Record::Observation { now_ns: _, observation } => {
                 self.host.observe(observation, || self.ledger.host_terms());
             }
-            Record::Tick { now_ns } => self.judge(*now_ns),
+            Record::Tick { now_ns } => {
+                self.judge(*now_ns);
+                self.look_at_pools(*now_ns);
+            }
             _ => {}
         }
         self.measure(record);

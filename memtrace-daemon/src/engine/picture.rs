@@ -128,6 +128,7 @@ impl Painter<'_> {
                 device_bytes: facts.device_bytes,
             },
             measured: self.core.latest(process),
+            pool: self.core.pool_of(process),
             domains: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -211,6 +212,7 @@ fn nobody(comm: String) -> Process {
         ended_at: None,
         baseline: Baseline::default(),
         measured: Measured::default(),
+        pool: None,
         domains: BTreeMap::new(),
         sites: Vec::new(),
     }

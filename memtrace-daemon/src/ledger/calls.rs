@@ -70,6 +70,10 @@ impl Ledger {
         let Some(space) = self.space_of(call) else {
             return;
         };
+        // A call with a copied stack is told twice.
+        if call.stage != Stage::Unwound {
+            space.tensor(call.function, call.bytes, true);
+        }
         if call.stage == Stage::Pending {
             space.await_stack(call.id, call.time_ns, early);
             return;
@@ -123,6 +127,7 @@ impl Ledger {
             _ => FreeReason::Freed,
         };
         let booked = self.spaces.get_mut(&free.space).is_some_and(|space| {
+            space.tensor(free.function, free.bytes, false);
             if space.free_awaited(free.id, reason) {
                 return true;
             }

@@ -104,6 +104,7 @@ impl Filter {
             ended_at: process.ended_at,
             baseline: process.baseline,
             measured: process.measured,
+            pool: process.pool,
             domains,
             sites,
         })

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
-    Baseline, CoverageRow, Evidence, Exhaustion, Finding, Frame, FrameKind, HostInfo, Loss,
+    Baseline, CoverageRow, Evidence, Exhaustion, Finding, Frame, FrameKind, HostInfo, Loss, Pool,
     Process, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken, TakenBy, Terms, Verdict,
 };
 
@@ -119,6 +119,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         ended_at: None,
         baseline: Baseline::default(),
         measured: crate::snapshot::Measured::default(),
+        pool: None,
         domains,
         sites,
     }
@@ -237,6 +238,14 @@ pub(crate) fn busy() -> Snapshot {
     );
     evil.cmdline = Some("sh -c \x1b]0;pwned\x07\n\u{202e}exe".into());
 
+    serve.pool = Some(Pool {
+        held_bytes: 3_712 << 20,
+        tensor_bytes: 3_174 << 20,
+        tensors: 1_204,
+        most_bytes: 3_500 << 20,
+        cached_bytes: 538 << 20,
+        whole: true,
+    });
     let mut snapshot = empty();
     for process in [&serve, &queue, &evil] {
         for (name, domain) in &process.domains {

@@ -29,6 +29,7 @@ struct ProcessRow<'a> {
     ended_at: Option<jiff::Timestamp>,
     baseline: crate::snapshot::Baseline,
     measured: crate::snapshot::Measured,
+    pool: Option<crate::snapshot::Pool>,
     domains: &'a std::collections::BTreeMap<&'static str, crate::snapshot::ProcessTerms>,
     sites: usize,
 }
@@ -46,6 +47,7 @@ impl<'a> ProcessRow<'a> {
             ended_at,
             baseline,
             measured,
+            pool,
             domains,
             sites,
         } = process;
@@ -60,6 +62,7 @@ impl<'a> ProcessRow<'a> {
             ended_at: *ended_at,
             baseline: *baseline,
             measured: *measured,
+            pool: *pool,
             domains,
             sites: sites.len(),
         }

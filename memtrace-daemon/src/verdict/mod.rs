@@ -16,6 +16,7 @@ mod level;
 mod measured;
 mod memory;
 mod old;
+mod pool;
 mod pyramid;
 mod residence;
 mod rule;
@@ -35,6 +36,7 @@ pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
 pub use measured::Said;
 pub use memory::{Booked, ParentBooks, ProcessLevels};
+pub use pool::{PoolBooks, Pools};
 pub use rule::{EachRow, Rule, Subject};
 
 use std::collections::hash_map::Entry;

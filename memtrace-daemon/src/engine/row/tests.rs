@@ -39,6 +39,7 @@ fn process() -> Process {
         ended_at: None,
         baseline: Baseline::default(),
         measured: Measured::default(),
+        pool: None,
         domains: [].into(),
         sites: vec![],
     }
