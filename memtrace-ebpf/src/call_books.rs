@@ -209,7 +209,7 @@ pub fn left(caller: &Caller, key: &CallLiveKey, entry: &CallLive, reason: FreeRe
 
 /// The same of an entry that did not wait for another call.
 #[inline(never)]
-fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
+pub fn gone(key: &CallLiveKey, entry: &CallLive, reason: FreeReason) {
     let rowless = entry.state & CallLive::ROWLESS != 0;
     let row = if rowless { common_row(entry.function) } else { own_row(key.space, entry.function) };
     if let Some(row) = row {

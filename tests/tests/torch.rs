@@ -292,3 +292,53 @@ fn tensors_that_are_kept_a_pool_that_caches_and_a_fragmented_one_are_told_apart(
     daemon.stop()?.expect_status(0)?;
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn on_demand_one_process_is_watched_for_a_while_and_no_other() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let names = ["leaked", "cached"];
+    let libraries = [fixtures.torch(), fixtures.cudart(), fixtures.cuda()];
+    let configuration = format!(
+        "domains = [\"cuda\"]\nlibraries = {libraries:?}\n[include]\ncomm = {names:?}\n\
+         [torch]\nwatch = \"12s\"\n"
+    );
+    let environment = vec![("MEMTRACE_TUNE_VERDICT", VERDICT.to_owned())];
+    let daemon = Daemon::start_with(&Options { configuration: Some(configuration), environment })?;
+    let path = fixtures.torch();
+    let row = daemon.dump()?.coverage_of(&path)?.clone();
+    assert!(!row.attached, "{row:?}");
+    assert!(row.reason.context("no reason")?.contains("on demand"));
+
+    let scratch = Scratch::new()?;
+    let (mut leaked, mut cached) = (start(&scratch, "leaked")?, start(&scratch, "cached")?);
+    let pids = [leaked.pid(), cached.pid()];
+    daemon.dump_until("its tensors are looked at", LIMIT, |dump| {
+        let row = dump.coverage_of(&path)?;
+        ensure!(row.attached, "{row:?}");
+        let reason = row.reason.as_deref().unwrap_or_default();
+        ensure!(reason.contains(&format!("in pid {} alone", pids[0])), "{row:?}");
+        let torch = dump.process(pids[0])?.domain("torch");
+        ensure!(torch.terms.live.count > 10, "{torch:?}");
+        ensure!(dump.process(pids[1])?.domain("torch").terms.seen == amount(0, 0));
+        let pool = dump.process(pids[0])?.pool.context("no pool")?;
+        ensure!(!pool.whole, "{pool:?}");
+        Ok(())
+    })?;
+    daemon.dump_until("nobody looks any more", LIMIT, |dump| {
+        dump.check_conservation()?;
+        let row = dump.coverage_of(&path)?;
+        ensure!(!row.attached, "{row:?}");
+        let process = dump.process(pids[0])?;
+        let terms = process.domain("torch").terms;
+        ensure!(terms.live == amount(0, 0) && terms.freed_unseen.count > 10, "{terms:?}");
+        ensure!(process.pool.is_none() && !process.ended, "{:?}", process.pool);
+        Ok(())
+    })?;
+    for program in [&mut leaked, &mut cached] {
+        let end = program.read_json()?;
+        assert_eq!(pool(&end)?.enabled, 0, "the semaphore is down again");
+    }
+    daemon.stop()?.expect_status(0)?;
+    Ok(())
+}

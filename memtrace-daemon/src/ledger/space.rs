@@ -283,7 +283,12 @@ impl Space {
             *known = *totals;
             self.newer.remove(&function);
             if is_part(function.into()) && totals.seen.count > 0 {
-                self.tensors.get_or_insert_default().told(totals.live());
+                // All closed as unseen: nobody looks at them any more.
+                if totals.live().is_zero() && !totals.freed_unseen.is_zero() {
+                    self.tensors = None;
+                } else {
+                    self.tensors.get_or_insert_default().told(totals.live());
+                }
             }
         }
     }
