@@ -269,6 +269,8 @@ pub const KMALLOC: FunctionId = 1;
 pub const KMEM_CACHE_ALLOC: FunctionId = 2;
 /// The first id of a library function.
 pub const FIRST_LIBRARY_FUNCTION: FunctionId = 16;
+/// The first id of a static probe.
+pub const FIRST_STATIC_PROBE: FunctionId = 448;
 /// The first id of a function that the configuration declares. Only the daemon that read it knows
 /// what it stands for.
 pub const FIRST_DECLARED_FUNCTION: FunctionId = 512;

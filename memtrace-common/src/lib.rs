@@ -24,9 +24,9 @@ pub use bytemuck;
 pub use control::{CallLive, CallLiveKey, Control};
 pub use domain::Domain;
 pub use function::{
-    Counted, DeviceRule, FIRST_DECLARED_FUNCTION, FIRST_LIBRARY_FUNCTION, Family, FunctionId,
-    FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC, PointerClass, PointerRule, SizeRule,
-    Success, cookie, cookie_attachment, cookie_function,
+    Counted, DeviceRule, FIRST_DECLARED_FUNCTION, FIRST_LIBRARY_FUNCTION, FIRST_STATIC_PROBE,
+    Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC, PointerClass,
+    PointerRule, SizeRule, Success, cookie, cookie_attachment, cookie_function,
 };
 pub use loss::{LossCause, LossCounter};
 pub use process::{Policy, ProcessEntry, ProcessFlags, ProcessKey};

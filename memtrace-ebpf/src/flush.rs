@@ -10,14 +10,14 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use memtrace_common::{
-    Account, AccountRecord, CallLive, CallLiveKey, ProcessEntry, RecordKind, Totals, TotalsKey,
-    TotalsRecord,
+    Account, AccountRecord, CallLive, CallLiveKey, FreeReason, PointerClass, ProcessEntry,
+    RecordKind, Totals, TotalsKey, TotalsRecord,
 };
 
 use crate::{
     account::add_one,
     atomic,
-    call_books::common_row,
+    call_books::{common_row, gone},
     emit::emit,
     live::remove_call,
     maps::{ACCOUNTS, CALL_LIVE, PROCESSES, TOTALS, control},
@@ -240,6 +240,35 @@ unsafe extern "C" fn clear_space(
             {
                 add_one(&raw mut (*row).freed_unseen, entry.bytes);
             }
+        }
+    }
+    CONTINUE
+}
+
+/// Books that nobody sees any more what becomes of the tensors of the address space in argument 0:
+/// its static probes are taken away while it runs.
+#[raw_tracepoint]
+pub fn mt_forget(ctx: RawTracePointContext) -> i32 {
+    // SAFETY: user space passes one argument.
+    let mut space = unsafe { *ctx.as_ptr().cast::<u64>() };
+    for_each(map_pointer!(CALL_LIVE), forget_tensor, (&raw mut space).cast());
+    0
+}
+
+unsafe extern "C" fn forget_tensor(
+    _map: *mut c_void,
+    key: *const c_void,
+    _value: *mut c_void,
+    argument: *mut c_void,
+) -> c_long {
+    // SAFETY: the kernel passes a key of the map and the argument of `mt_forget`.
+    unsafe {
+        let key = *key.cast::<CallLiveKey>();
+        if key.class == PointerClass::Tensor as u32
+            && u64::from(key.space) == *argument.cast::<u64>()
+            && let Some(entry) = remove_call(&key)
+        {
+            gone(&key, &entry, FreeReason::FreedUnseen);
         }
     }
     CONTINUE

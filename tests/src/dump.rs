@@ -171,6 +171,7 @@ pub struct Process {
     pub ended_at: Option<String>,
     pub measured: Measured,
     pub device: Option<ProcessDevice>,
+    pub pool: Option<Pool>,
     pub domains: BTreeMap<String, ProcessTerms>,
     pub sites: Vec<Site>,
 }
@@ -252,6 +253,18 @@ pub struct DeviceProcess {
     pub pid: u32,
     pub used_bytes: u64,
     pub gone: bool,
+}
+
+/// PyTorch's pool and its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the dump")]
+pub struct Pool {
+    pub held_bytes: u64,
+    pub tensor_bytes: u64,
+    pub tensors: u64,
+    pub most_bytes: u64,
+    pub cached_bytes: u64,
+    pub whole: bool,
 }
 
 /// Loss to one cause.

@@ -2,8 +2,10 @@
 //! the real one, whose pool keeps true books over the stub cudaMalloc.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use memtrace_tests::daemon::{Daemon, Options};
 use memtrace_tests::dump::{Amount, Dump, Process, amount};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{self, LIMIT, Run, Traced};
@@ -93,6 +95,11 @@ fn tensors_are_booked_to_the_byte_with_their_stacks() -> Result<()> {
         // What the pool could not get is a failure of the device's domain.
         assert_eq!(process.domain("cuda").failures, 1);
         traced.truth()?.check_ended(process)?;
+        let pool = process.pool.context("no pool")?;
+        let live = less(truth.seen, truth.freed);
+        assert_eq!((pool.held_bytes, pool.whole), (truth.held_bytes, true));
+        assert_eq!((pool.tensors, pool.tensor_bytes), (live.count, live.bytes));
+        assert_eq!(pool.cached_bytes, truth.held_bytes - live.bytes);
         let row = traced.dump.coverage_of(&fixture::build(variant)?.torch())?;
         assert!(row.attached, "{row:?}");
         assert_eq!(row.library.as_deref(), Some("libc10_cuda"));
@@ -190,5 +197,148 @@ fn attached_in_mid_life_only_what_comes_after_is_booked() -> Result<()> {
     assert_eq!((torch.terms.seen, torch.terms.freed), (mib(2, 70), mib(1, 40)));
     assert_eq!((torch.terms.closed, torch.unknown_frees), (mib(1, 30), 1));
     assert_eq!((before.enabled, after.enabled), (0, 1));
+    Ok(())
+}
+
+/// A window is a second, which is when the engine looks.
+const VERDICT: &str = "window_seconds = 0.9\nmin_age_seconds = 6.0\nmin_bytes = 1024";
+/// More than a counter's way from the kernel takes on a busy machine.
+const LATE: Duration = Duration::from_secs(20);
+/// Steps of 50 ms: longer than the longest verdict takes.
+const STEPS: &str = "1600";
+
+/// A scenario that runs under its own name.
+fn start(scratch: &Scratch, name: &str) -> Result<Running> {
+    let program = scratch.join(name);
+    std::os::unix::fs::symlink(fixture::build(Variant::Plain)?.torch_client(), &program)?;
+    Running::start_talking(Command::new(program).args([name, STEPS, "--hold"]))
+}
+
+/// What is said of a process.
+fn said(dump: &Dump, pid: u32) -> Vec<(&str, &str, &str)> {
+    let of = dump.findings.iter().filter(|finding| finding.processes == [pid]);
+    of.map(|one| (&*one.level, &*one.domain, &*one.verdict)).collect()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn tensors_that_are_kept_a_pool_that_caches_and_a_fragmented_one_are_told_apart() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let names = ["leaked", "cached", "fragmented"];
+    let libraries = [fixtures.torch(), fixtures.cudart(), fixtures.cuda()];
+    let configuration = format!(
+        "domains = [\"cuda\", \"torch\"]\nlibraries = {libraries:?}\n[include]\ncomm = {names:?}\n[stacks]\nallocators = [\"torch_allocate\", \"take\", \"grow\"]\n"
+    );
+    let environment = vec![("MEMTRACE_TUNE_VERDICT", VERDICT.to_owned())];
+    let daemon = Daemon::start_with(&Options { configuration: Some(configuration), environment })?;
+    let scratch = Scratch::new()?;
+    let mut programs = names.map(|name| start(&scratch, name));
+    let mut pids = Vec::new();
+    let mut ends = Vec::new();
+    for program in &mut programs {
+        let program = program.as_mut().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        ends.push(program.read_json()?);
+        pids.push(program.pid());
+    }
+    let dump = daemon.dump_until("the three pools", LATE, |dump| {
+        dump.check_conservation()?;
+        for (pid, end) in pids.iter().zip(&ends) {
+            check(dump.process(*pid)?, end)?;
+        }
+        Ok(())
+    });
+    dump?;
+    let dump = daemon.dump()?;
+    let pools: Vec<_> = pids
+        .iter()
+        .map(|pid| dump.process(*pid)?.pool.context("no pool"))
+        .collect::<Result<_>>()?;
+    for (pool, end) in pools.iter().zip(&ends) {
+        let truth = self::pool(end)?;
+        let live = less(truth.seen, truth.freed);
+        assert_eq!((pool.held_bytes, pool.tensor_bytes), (truth.held_bytes, live.bytes));
+        assert!(pool.whole);
+    }
+
+    // Tensors are kept: at their site, and nothing else is.
+    let [leaked, cached, fragmented] = [pids[0], pids[1], pids[2]];
+    let of_leaked = said(&dump, leaked);
+    assert!(of_leaked.contains(&("site", "torch", "leak")), "{of_leaked:?}");
+    let leak = dump.findings.iter().find(|one| one.processes == [leaked] && one.verdict == "leak");
+    assert_eq!(leak.and_then(|one| one.function.as_deref()), Some("remember_output"));
+    let others = ["fragmentation", "orphaned", "unreliable"];
+    assert!(!of_leaked.iter().any(|(.., verdict)| others.contains(verdict)), "{of_leaked:?}");
+    assert!(!of_leaked.contains(&("site", "cuda", "leak")), "{of_leaked:?}");
+
+    // The pool keeps what one request needed: nothing grows, and a figure says how much.
+    let of_cached = said(&dump, cached);
+    let bad = ["leak", "growing", "fragmentation"];
+    assert!(!of_cached.iter().any(|(.., verdict)| bad.contains(verdict)), "{of_cached:?}");
+    assert!(pools[1].cached_bytes >= 150 << 20, "{:?}", pools[1]);
+    assert!(pools[1].most_bytes >= 224 << 20, "{:?}", pools[1]);
+
+    // The pool grows and its tensors do not.
+    let of_fragmented = said(&dump, fragmented);
+    assert!(of_fragmented.contains(&("process", "cuda", "fragmentation")), "{of_fragmented:?}");
+    assert!(!of_fragmented.iter().any(|(.., verdict)| *verdict == "leak"), "{of_fragmented:?}");
+    let fragmentation = dump.findings.iter().find(|one| one.verdict == "fragmentation");
+    let words = fragmentation.context("no finding")?.decided_by.join("; ");
+    assert!(words.contains("empty_cache") && words.contains("expandable_segments"), "{words}");
+    let mut rows = dump.process(fragmented)?.sites("torch");
+    assert!(rows.all(|site| site.verdict != "leak"), "{:#?}", dump.process(fragmented)?.sites);
+
+    let text = daemon.call("dump", &[])?.expect_status(0)?.stdout;
+    assert!(text.contains("pytorch") && text.contains("empty_cache"), "{text}");
+    daemon.stop()?.expect_status(0)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn on_demand_one_process_is_watched_for_a_while_and_no_other() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let names = ["leaked", "cached"];
+    let libraries = [fixtures.torch(), fixtures.cudart(), fixtures.cuda()];
+    let configuration = format!(
+        "domains = [\"cuda\"]\nlibraries = {libraries:?}\n[include]\ncomm = {names:?}\n\
+         [torch]\nwatch = \"12s\"\n"
+    );
+    let environment = vec![("MEMTRACE_TUNE_VERDICT", VERDICT.to_owned())];
+    let daemon = Daemon::start_with(&Options { configuration: Some(configuration), environment })?;
+    let path = fixtures.torch();
+    let row = daemon.dump()?.coverage_of(&path)?.clone();
+    assert!(!row.attached, "{row:?}");
+    assert!(row.reason.context("no reason")?.contains("on demand"));
+
+    let scratch = Scratch::new()?;
+    let (mut leaked, mut cached) = (start(&scratch, "leaked")?, start(&scratch, "cached")?);
+    let pids = [leaked.pid(), cached.pid()];
+    daemon.dump_until("its tensors are looked at", LIMIT, |dump| {
+        let row = dump.coverage_of(&path)?;
+        ensure!(row.attached, "{row:?}");
+        let reason = row.reason.as_deref().unwrap_or_default();
+        ensure!(reason.contains(&format!("in pid {} alone", pids[0])), "{row:?}");
+        let torch = dump.process(pids[0])?.domain("torch");
+        ensure!(torch.terms.live.count > 10, "{torch:?}");
+        ensure!(dump.process(pids[1])?.domain("torch").terms.seen == amount(0, 0));
+        let pool = dump.process(pids[0])?.pool.context("no pool")?;
+        ensure!(!pool.whole, "{pool:?}");
+        Ok(())
+    })?;
+    daemon.dump_until("nobody looks any more", LIMIT, |dump| {
+        dump.check_conservation()?;
+        let row = dump.coverage_of(&path)?;
+        ensure!(!row.attached, "{row:?}");
+        let process = dump.process(pids[0])?;
+        let terms = process.domain("torch").terms;
+        ensure!(terms.live == amount(0, 0) && terms.freed_unseen.count > 10, "{terms:?}");
+        ensure!(process.pool.is_none() && !process.ended, "{:?}", process.pool);
+        Ok(())
+    })?;
+    for program in [&mut leaked, &mut cached] {
+        let end = program.read_json()?;
+        assert_eq!(pool(&end)?.enabled, 0, "the semaphore is down again");
+    }
+    daemon.stop()?.expect_status(0)?;
     Ok(())
 }

@@ -14,6 +14,7 @@ mod lint;
 mod run;
 mod setup;
 mod test;
+mod torch;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -47,6 +48,9 @@ enum Task {
     Test {
         /// Runs only tests whose name contains one of these
         filters: Vec<OsString>,
+        /// Runs those on PyTorch's own library instead, which it downloads (530 MB)
+        #[arg(long, conflicts_with = "filters")]
+        torch: bool,
     },
     /// Replays tests/recordings and writes what is expected of them anew, to be looked through
     Bless,
@@ -61,7 +65,8 @@ fn main() -> ExitCode {
         Task::Setup { purpose } => setup::ensure(purpose),
         Task::Build => build::build(),
         Task::Run { arguments } => run::run(&arguments),
-        Task::Test { filters } => test::test(&filters),
+        Task::Test { torch: true, .. } => torch::test(),
+        Task::Test { filters, torch: false } => test::test(&filters),
         Task::Bless => bless::bless(),
         Task::Lint => lint::lint(),
         Task::Bench(arguments) => bench::run(&arguments),

@@ -24,9 +24,14 @@ use super::usdt::Place;
 use super::users::Known;
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
+use probes::{Fired, cookies, places};
 
 /// Files that could not be attached and have a row of their own; the rest is only remembered.
 const MAX_REFUSED_ROWS: usize = 512;
+
+/// What the row of a file says whose probes wait to be asked for.
+const ON_DEMAND: &str = "its static probes are attached on demand, to a process whose device memory \
+                         is not steady, and for a while ([torch] in the configuration)";
 
 /// Where a file was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,16 +98,12 @@ struct Attachment<L> {
     /// Dropped first, and in this order.
     probes: Option<Probes<L>>,
     fired: Option<Fired<L>>,
+    /// Static probes that are attached to single processes, when that is asked for.
+    demanded: BTreeMap<u32, L>,
     inspection: Inspection,
     named: bool,
     mapped: bool,
     row: CoverageRow,
-}
-
-/// Static probes that are attached: their cookies are forgotten after the link is closed.
-struct Fired<L> {
-    link: L,
-    cookies: Vec<u64>,
 }
 
 /// What is known of a file.
@@ -426,7 +427,8 @@ impl<P: Prober> Libraries<P> {
             .map(|(function, offset)| (offset, cookie(id, function)))
             .collect();
         let places = places(id, &self.policy.wanted_static(&inspection));
-        if points.is_empty() && places.is_empty() {
+        let waits = !self.policy.on_demand(&inspection).is_empty();
+        if points.is_empty() && places.is_empty() && !waits {
             return Err("its domains are off".to_owned());
         }
         let attached = self.probe(&inspection, points, &places);
@@ -455,56 +457,20 @@ impl<P: Prober> Libraries<P> {
             .filter_map(|(function, _)| library_function(function))
             .map(|function| function.symbol)
             .collect::<Vec<_>>();
-        let mut row = coverage::attached(row, self.prober.since(), self.prober.by(), &functions);
+        let mut row = if functions.is_empty() {
+            coverage::refused(row, ON_DEMAND.to_owned())
+        } else {
+            coverage::attached(row, self.prober.since(), self.prober.by(), &functions)
+        };
         if !refused.is_empty() {
             row.reason = Some(format!("the kernel refused probes on {}", refused.join(", ")));
         }
         let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
-        let attachment = Attachment { probes, fired, inspection, named, mapped, row };
+        let demanded = BTreeMap::new();
+        let attachment = Attachment { probes, fired, demanded, inspection, named, mapped, row };
         self.attached.insert(id, attachment);
         Ok(id)
-    }
-
-    /// Attaches to what a file has: its functions, of which the kernel may refuse some, and its
-    /// static probes, all or none.
-    fn probe(
-        &mut self,
-        inspection: &Inspection,
-        points: Vec<(u64, u64)>,
-        places: &[(Place, u64)],
-    ) -> io::Result<Attached<P::Link>> {
-        let file = inspection.file.as_fd();
-        let fired = if places.is_empty() {
-            None
-        } else {
-            let link = self.prober.attach_static(file, places, None)?;
-            Some(Fired { link, cookies: places.iter().map(|(_, cookie)| *cookie).collect() })
-        };
-        if points.is_empty() {
-            return Ok((None, points, fired));
-        }
-        match probe(&self.prober, file, points) {
-            Ok(Probed { probes, points }) => Ok((Some(probes), points, fired)),
-            Err(error) => {
-                if let Some(Fired { link, cookies }) = fired {
-                    drop(link);
-                    self.prober.forget_static(&cookies);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Takes the probes of a file away.
-    fn release(&mut self, id: u32) -> Option<(CoverageRow, Inspection)> {
-        let Attachment { probes, fired, inspection, row, .. } = self.attached.remove(&id)?;
-        drop(probes);
-        if let Some(Fired { link, cookies }) = fired {
-            drop(link);
-            self.prober.forget_static(&cookies);
-        }
-        Some((row, inspection))
     }
 
     fn refuse(&mut self, identity: Identity, row: CoverageRow, reason: String, retry: bool) {
@@ -530,14 +496,7 @@ impl<P: Prober> Libraries<P> {
     }
 }
 
-/// What is attached of a file: probes on its functions, where these are, and its static probes.
-type Attached<L> = (Option<Probes<L>>, Vec<(u64, u64)>, Option<Fired<L>>);
-
-/// Places with their cookies.
-fn places(id: u32, wanted: &[Place]) -> Vec<(Place, u64)> {
-    let numbered = wanted.iter().zip(0_u16..);
-    numbered.map(|(place, n)| (*place, usdt_cookie(cookie(id, place.function), n))).collect()
-}
-
+mod demand;
+mod probes;
 #[cfg(test)]
 mod tests;

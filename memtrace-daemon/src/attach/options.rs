@@ -80,6 +80,8 @@ pub struct Options {
     pub policy_default_exclude: bool,
     /// Growth of live bytes at which a kernel stack is taken.
     pub sample_quantum_bytes: u64,
+    /// Static probes are attached too, at once or later.
+    pub static_probes: bool,
     /// Bytes of user stacks that are copied a second, at most; beyond, stacks are taken by frame
     /// pointers.
     pub copy_bytes_per_second: u64,
@@ -96,6 +98,7 @@ impl Options {
     #[must_use]
     pub fn new(domains: Vec<Domain>, possible_cpus: u32) -> Self {
         Self {
+            static_probes: domains.contains(&Domain::Torch),
             domains,
             exact: false,
             kmem_cache: false,

@@ -17,6 +17,8 @@ use crate::catalog::{Function, booked, library_function};
 pub struct FilePolicy {
     /// Domains that are on.
     pub domains: Vec<Domain>,
+    /// Static probes whose domains are off are attached to single processes when that is asked for.
+    pub on_demand: bool,
     /// Files attached at a time.
     pub max_files: usize,
     /// Files of one owner attached at a time, so that one user's copies cannot take all places.
@@ -31,6 +33,7 @@ impl Default for FilePolicy {
     fn default() -> Self {
         Self {
             domains: vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned],
+            on_demand: false,
             max_files: 256,
             max_files_per_uid: 16,
             exclude_build_ids: Vec::new(),
@@ -74,14 +77,23 @@ impl FilePolicy {
         places.copied().filter(|place| wants(place.function)).collect()
     }
 
+    /// The static probes of a file that are attached when that is asked for, and not before.
+    pub(super) fn on_demand(&self, inspection: &Inspection) -> Vec<Place> {
+        let places = &inspection.places;
+        let whole = places.missing.is_empty() && places.refused.is_empty();
+        let waits = self.on_demand && whole && self.wanted_static(inspection).is_empty();
+        places.places.iter().filter(|_| waits).copied().collect()
+    }
+
     /// Why a library of the catalog, found at `path`, is left alone; `None` if it is not.
     pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<String> {
         let build_id = inspection.description.build_id.as_ref();
         let path = Path::new(OsStr::from_bytes(path));
         let (points, places) = (&inspection.points, &inspection.places);
         let has = !points.points.is_empty() || !places.places.is_empty();
-        let wanted =
-            !self.wanted(inspection).is_empty() || !self.wanted_static(inspection).is_empty();
+        let wanted = !self.wanted(inspection).is_empty()
+            || !self.wanted_static(inspection).is_empty()
+            || !self.on_demand(inspection).is_empty();
         let why = if build_id.is_some_and(|id| self.exclude_build_ids.contains(id)) {
             "excluded by its build id (configuration)"
         } else if self.exclude_paths.iter().any(|excluded| path.starts_with(excluded)) {

@@ -26,6 +26,8 @@ enum Command {
     Rescan(Sender<()>),
     /// Two attachments fire for one call.
     Duplicate(u32, u32),
+    /// A process is to be probed where that waits to be asked for, or not any more.
+    Demand(u32, bool),
 }
 
 /// Speaks to the thread; dropping it ends the thread, which detaches everything.
@@ -90,6 +92,15 @@ impl AttachThread {
         if let Some(commands) = &self.commands {
             // If the thread has ended nothing is attached any more.
             let _ = commands.send(Command::Duplicate(first, second));
+        }
+    }
+
+    /// Has static probes that wait for it attached to one process, by its thread group id, or
+    /// taken away again.
+    pub fn demand(&self, process: u32, wanted: bool) {
+        if let Some(commands) = &self.commands {
+            // As above.
+            let _ = commands.send(Command::Demand(process, wanted));
         }
     }
 
@@ -164,6 +175,7 @@ impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
                 false
             }
             Command::Duplicate(first, second) => self.watcher.duplicate(first, second),
+            Command::Demand(process, wanted) => self.watcher.demand(process, wanted),
         }
     }
 }

@@ -210,6 +210,12 @@ impl<P: Prober> Watcher<P> {
         self.libraries.duplicate(first, second)
     }
 
+    /// Attaches static probes that wait for it to one process, or takes them away again. Whether
+    /// coverage has changed.
+    pub fn demand(&mut self, process: u32, wanted: bool) -> bool {
+        self.libraries.demand(process, wanted)
+    }
+
     /// Files attached.
     #[must_use]
     pub fn attached(&self) -> usize {

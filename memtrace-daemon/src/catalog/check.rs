@@ -1,9 +1,12 @@
 //! From what is written to what the kernel side is told: refuses what makes no sense, in one line
 //! that names the function.
 
+use std::ops::Range;
+
 use memtrace_common::{
-    Counted, DeviceRule, Domain, FIRST_LIBRARY_FUNCTION, Family, FunctionId, FunctionKind,
-    FunctionSpec, PointerClass, PointerRule, SizeRule, Success, tunables::FUNCTIONS,
+    Counted, DeviceRule, Domain, FIRST_DECLARED_FUNCTION, FIRST_LIBRARY_FUNCTION,
+    FIRST_STATIC_PROBE, Family, FunctionId, FunctionKind, FunctionSpec, PointerClass, PointerRule,
+    SizeRule, Success,
 };
 
 use super::document::{
@@ -37,34 +40,34 @@ impl Catalog {
             self.libraries.push(library);
         }
         for row in &document.allocator {
-            let (library, id) = (self.library(&row.library)?, own_id(row.id, &row.symbol)?);
+            let (library, id) = (self.library(&row.library)?, own_id(row.id, &row.symbol, OWN)?);
             let spec = allocator(row, library, class(&row.pointers)?)?;
             self.push(id, library, &row.symbol, spec)?;
         }
         for row in &document.free {
-            let (library, id) = (self.library(&row.library)?, own_id(row.id, &row.symbol)?);
+            let (library, id) = (self.library(&row.library)?, own_id(row.id, &row.symbol, OWN)?);
             let spec = free(row, library, class(&row.pointers)?)?;
             self.push(id, library, &row.symbol, spec)?;
         }
         for row in &document.map {
             let library = self.library(&row.library)?;
-            let id = own_id(Some(row.id), &row.symbol)?;
+            let id = own_id(Some(row.id), &row.symbol, OWN)?;
             self.push(id, library, &row.symbol, map(row, library)?)?;
         }
         for row in &document.select {
             let library = self.library(&row.library)?;
-            let id = own_id(Some(row.id), &row.symbol)?;
+            let id = own_id(Some(row.id), &row.symbol, OWN)?;
             self.push(id, library, &row.symbol, select(row, library)?)?;
         }
         for row in &document.reset {
             let library = self.library(&row.library)?;
-            let id = own_id(Some(row.id), &row.symbol)?;
+            let id = own_id(Some(row.id), &row.symbol, OWN)?;
             self.push(id, library, &row.symbol, reset(row, library)?)?;
         }
         for row in &document.probe {
             let library = self.library(&row.library)?;
             let name = format!("{}:{}", row.provider, row.name);
-            let id = own_id(Some(row.id), &name)?;
+            let id = own_id(Some(row.id), &name, PROBES)?;
             let function = self.function(id, library, &name, probe(row, &name, library)?)?;
             self.probes.push(function);
         }
@@ -120,8 +123,15 @@ pub(super) fn library(soname: &str, family: Family) -> Result<Library, String> {
     Ok(Library { name, soname_prefix, family })
 }
 
-fn own_id(id: Option<FunctionId>, symbol: &str) -> Result<FunctionId, String> {
-    let range = FIRST_LIBRARY_FUNCTION..FUNCTIONS as FunctionId;
+/// Ids of memtrace's own functions, and of static probes.
+const OWN: Range<FunctionId> = FIRST_LIBRARY_FUNCTION..FIRST_STATIC_PROBE;
+const PROBES: Range<FunctionId> = FIRST_STATIC_PROBE..FIRST_DECLARED_FUNCTION;
+
+fn own_id(
+    id: Option<FunctionId>,
+    symbol: &str,
+    range: Range<FunctionId>,
+) -> Result<FunctionId, String> {
     id.filter(|id| range.contains(id)).ok_or_else(|| {
         format!("{symbol}: its id is not between {} and {}", range.start, range.end - 1)
     })

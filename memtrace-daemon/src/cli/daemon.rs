@@ -17,8 +17,11 @@ use super::{
 use crate::{
     attach::options::{Sizes, Subject},
     catalog,
-    config::{Config, DomainSection, Maps, VerdictSection},
-    engine::{policy::CgroupPolicy, task::Request},
+    config::{Config, DomainSection, Maps, TorchSection, VerdictSection},
+    engine::{
+        policy::CgroupPolicy,
+        task::{OnDemand, Request},
+    },
     serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
     snapshot::Snapshot,
     verdict::{DomainConfig, VerdictConfig},
@@ -113,9 +116,20 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !plan.subjects.is_empty()
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
+    plan.on_demand = on_demand(config);
+    plan.files.on_demand = plan.on_demand.is_some();
+    plan.options.static_probes |= plan.on_demand.is_some();
     plan.verdict = verdict(&config.verdict, plan.verdict);
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
+}
+
+/// When tensors are looked at although their domain is off.
+fn on_demand(config: &Config) -> Option<OnDemand> {
+    let TorchSection { on_demand, watch, pause, processes } = config.torch;
+    let off = config.domains.contains(Domain::Cuda) && !config.domains.contains(Domain::Torch);
+    let processes = usize::try_from(processes).unwrap_or(usize::MAX);
+    (on_demand && off).then_some(OnDemand { watch, pause, processes })
 }
 
 /// The configured sizes; what tests have set to other than the default stays.

@@ -35,7 +35,7 @@ use crate::{
     engine::{
         CoreConfig,
         policy::CgroupPolicy,
-        task::{Engine, Parts, Request, nothing_yet},
+        task::{Engine, OnDemand, Parts, Request, nothing_yet},
     },
     host::{Host, clock, identity},
     intake::{Reader, recording::Writing},
@@ -74,6 +74,8 @@ pub struct Plan {
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
     pub verdict: VerdictConfig,
+    /// When tensors are looked at although their domain is off; never, if `None`.
+    pub on_demand: Option<OnDemand>,
     /// Where what the engine is told is written to.
     pub recording: Option<Destination>,
     /// Called every second by the living engine.
@@ -101,6 +103,7 @@ impl Plan {
             allocators: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
+            on_demand: None,
             recording: None,
             beat: Box::new(|| {}),
         })
@@ -140,6 +143,7 @@ impl Session {
             allocators,
             mut ledger,
             verdict,
+            on_demand,
             recording,
             beat,
         } = plan;
@@ -208,6 +212,7 @@ impl Session {
             attacher: attacher.clone(),
             policy: cgroups,
             exact_sites,
+            on_demand,
             attached_at,
             host_info,
             core,
@@ -320,7 +325,7 @@ const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
 
 fn probers(tracer: &mut Tracer, options: &Options) -> anyhow::Result<Probers> {
     let calls = tracer.probing()?;
-    let firing = if options.books(Domain::Torch) { Some(tracer.firing(&calls)?) } else { None };
+    let firing = if options.static_probes { Some(tracer.firing(&calls)?) } else { None };
     Ok(Probers::new(calls, firing))
 }
 

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::catalog::{self, AllocatorRow, FreeRow};
 
 pub use policy::{Exclude, Include};
-pub use sections::{DomainSection, Maps, StacksSection, VerdictSection};
+pub use sections::{DomainSection, Maps, StacksSection, TorchSection, VerdictSection};
 pub use values::{Domains, Listen};
 
 /// Where the daemon looks when no `--config` is given; it need not exist.
@@ -63,6 +63,8 @@ pub struct Config {
     pub maps: Maps,
     /// How stacks are read.
     pub stacks: StacksSection,
+    /// When tensors are looked at although their domain is off.
+    pub torch: TorchSection,
     /// If not empty, only these processes are booked.
     pub include: Include,
     /// These are never booked; wins over `include`.
@@ -91,6 +93,7 @@ impl Default for Config {
             quantum: memtrace_common::tunables::SAMPLE_QUANTUM_BYTES,
             maps: Maps::default(),
             stacks: StacksSection::default(),
+            torch: TorchSection::default(),
             include: Include::default(),
             exclude: Exclude::default(),
             verdict: VerdictSection::default(),
@@ -187,6 +190,7 @@ impl Config {
     fn validate(&self) -> Result<(), String> {
         self.maps.validate()?;
         self.stacks.validate()?;
+        self.torch.validate()?;
         self.include.validate()?;
         self.exclude.validate()?;
         self.verdict.validate()?;

@@ -1,6 +1,7 @@
 //! The sections of numbers: sizes of kernel maps, and when growth becomes a finding.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use memtrace_common::{Domain, tunables};
 use serde::Deserialize;
@@ -111,6 +112,51 @@ impl StacksSection {
                      for a headline"
                 ));
             }
+        }
+        Ok(())
+    }
+}
+
+/// When tensors inside PyTorch's pool are looked at although the domain `torch` is off.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TorchSection {
+    /// Whether they are, in a process whose pool grows.
+    pub on_demand: bool,
+    /// For how long.
+    #[serde(deserialize_with = "values::duration")]
+    pub watch: Duration,
+    /// How long the same process is left alone after that.
+    #[serde(deserialize_with = "values::duration")]
+    pub pause: Duration,
+    /// Processes at a time.
+    pub processes: u32,
+}
+
+impl Default for TorchSection {
+    fn default() -> Self {
+        let hour = 3_600;
+        Self {
+            on_demand: true,
+            watch: Duration::from_secs(20 * 60),
+            pause: Duration::from_secs(6 * hour),
+            processes: 4,
+        }
+    }
+}
+
+impl TorchSection {
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Self { on_demand: _, watch, pause: _, processes } = self;
+        let most = Duration::from_secs(86_400);
+        if !(Duration::from_secs(1)..=most).contains(watch) {
+            return Err(format!(
+                "torch.watch: {} s are not between 1s and 24h; for ever is `domains` with \"torch\"",
+                watch.as_secs_f64()
+            ));
+        }
+        if !(1..=64).contains(processes) {
+            return Err(format!("torch.processes: {processes} is not between 1 and 64"));
         }
         Ok(())
     }

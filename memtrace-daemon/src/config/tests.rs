@@ -212,7 +212,7 @@ fn the_packaged_file_says_the_defaults() {
         assert!(written.contains_key(key), "{key} is not in memtrace.toml");
     }
     for (section, keys) in
-        [("maps", 7), ("stacks", 2), ("include", 4), ("exclude", 6), ("verdict", 7)]
+        [("maps", 7), ("stacks", 2), ("torch", 4), ("include", 4), ("exclude", 6), ("verdict", 7)]
     {
         assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
     }

@@ -3,6 +3,7 @@
 use memtrace_common::{Amount, Domain, FunctionId};
 
 use super::core::Core;
+use super::pools::is_pool;
 use super::row::{Part, Place, RowId};
 use crate::catalog;
 use crate::ledger::{Gap, Space, site};
@@ -49,6 +50,14 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             Some(digest) => Place::Site(site::site_id(domain.name(), api, digest)),
             None => Place::Raw(site.stack),
         };
+        let frames = stacks.frames(site.stack, FrameKind::Native);
+        let mut judgement = core.verdicts.judge(&site.row(id), &facts);
+        if domain == Domain::Cuda
+            && let Some(owner) = space.owner
+            && is_pool(frames.first())
+        {
+            core.pools.temper(owner, &mut judgement);
+        }
         let age = |oldest: &u64| until_ns.saturating_sub(*oldest) as f64 / 1e9;
         each(Part {
             id: RowId { function: site.function, context: CONTEXT, place },
@@ -59,11 +68,11 @@ pub(super) fn parts(core: &Core, view: View<'_>, now_ns: u64, mut each: impl FnM
             freed: site.freed,
             failures: site.failures,
             oldest_age_seconds: oldest.get(&position).filter(|_| shown).map(age),
-            judgement: core.verdicts.judge(&site.row(id), &facts),
+            judgement,
             current,
             frames_sampled: false,
             stack: stacks.taken(site.stack),
-            frames: stacks.frames(site.stack, FrameKind::Native),
+            frames,
             samples: Vec::new(),
             note,
         });

@@ -10,8 +10,8 @@ use crate::ledger::{Effects, Ledger, LedgerConfig};
 use crate::record::{Anchor, Observation, RawStack, Record};
 use crate::snapshot::{HostInfo, Snapshot, Verdict};
 use crate::verdict::{
-    DeviceLevels, HostLevels, ProcessLevels, Rule, Subject, Surroundings, Traffic, VerdictConfig,
-    Verdicts,
+    DeviceLevels, HostLevels, Pools, ProcessLevels, Rule, Subject, Surroundings, Traffic,
+    VerdictConfig, Verdicts,
 };
 
 /// What the core is asked to do.
@@ -49,6 +49,7 @@ pub struct Core {
     pub(super) processes: ProcessLevels,
     pub(super) host_levels: HostLevels,
     pub(super) device_levels: DeviceLevels,
+    pub(super) pools: Pools,
     pub(super) host: HostFacts,
     records: [u64; KINDS.len()],
     news: u64,
@@ -64,6 +65,7 @@ impl Core {
             processes: ProcessLevels::new(config.verdict.clone()),
             host_levels: HostLevels::new(config.verdict.clone()),
             device_levels: DeviceLevels::new(config.verdict.clone()),
+            pools: Pools::new(config.verdict.clone()),
             host: HostFacts::default(),
             records: [0; KINDS.len()],
             news: 0,
@@ -84,7 +86,10 @@ impl Core {
             Record::Observation { now_ns: _, observation } => {
                 self.host.observe(observation, || self.ledger.host_terms());
             }
-            Record::Tick { now_ns } => self.judge(*now_ns),
+            Record::Tick { now_ns } => {
+                self.judge(*now_ns);
+                self.look_at_pools(*now_ns);
+            }
             _ => {}
         }
         self.measure(record);

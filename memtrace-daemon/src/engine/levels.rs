@@ -43,6 +43,9 @@ pub(super) fn of_process(
     now_ns: u64,
 ) -> Option<Finding> {
     let mut judgement = core.verdicts.judge_process(serial, domain, now_ns)?;
+    if domain == Domain::Cuda {
+        core.pools.temper(serial, &mut judgement);
+    }
     if !is_news(core, domain, &judgement) {
         return None;
     }

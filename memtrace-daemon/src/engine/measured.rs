@@ -252,6 +252,7 @@ impl Core {
         self.processes.said(now_ns, &mut each);
         self.host_levels.said(now_ns, &mut each);
         self.device_levels.said(now_ns, &mut each);
+        self.pools.said(now_ns, &mut each);
         findings
     }
 }

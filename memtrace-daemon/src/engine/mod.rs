@@ -16,6 +16,7 @@ mod measured;
 mod measured_rules;
 mod picture;
 pub mod policy;
+mod pools;
 mod row;
 #[cfg(test)]
 mod rules;

@@ -133,6 +133,7 @@ impl Painter<'_> {
             },
             measured: self.core.latest(process),
             device: None,
+            pool: self.core.pool_of(process),
             domains: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -222,6 +223,7 @@ fn nobody(comm: String) -> Process {
         baseline: Baseline::default(),
         measured: Measured::default(),
         device: None,
+        pool: None,
         domains: BTreeMap::new(),
         sites: Vec::new(),
     }

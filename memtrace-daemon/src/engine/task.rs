@@ -5,6 +5,7 @@
 //! and answers with records.
 
 mod ages;
+mod tensors;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,6 +22,9 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
 };
+
+pub use tensors::OnDemand;
+use tensors::Watched;
 
 use super::{
     Core, CoreConfig, Setting, Wanted,
@@ -98,6 +102,8 @@ pub struct Parts {
     pub policy: CgroupPolicy,
     /// Kernel functions whose call sites are followed by whole stacks.
     pub exact_sites: Vec<String>,
+    /// When tensors are looked at although their domain is off; never, if `None`.
+    pub on_demand: Option<OnDemand>,
     /// When the probes were attached.
     pub attached_at: Anchor,
     /// The host.
@@ -138,6 +144,8 @@ pub struct Engine {
     measured: u32,
     /// Windows of the verdict that ages were looked up for, and accounts that found no room.
     aged: (u64, u32),
+    /// Processes whose tensors are looked at, or were.
+    tensors: Watched,
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -162,6 +170,7 @@ impl Engine {
             leaving: Vec::new(),
             measured: 0,
             aged: (0, 0),
+            tensors: Watched::default(),
             last_published: (0, Instant::now()),
         }
     }
@@ -200,7 +209,10 @@ impl Engine {
                 }
                 _ = publish.tick() => self.publish(),
                 _ = again.tick() => self.ask_again(),
-                _ = measure.tick() => self.measure(),
+                _ = measure.tick() => {
+                    self.measure();
+                    self.watch_tensors(Instant::now());
+                }
             }
         }
         self.flush();

@@ -70,6 +70,10 @@ impl Ledger {
         let Some(space) = self.space_of(call) else {
             return;
         };
+        // A call with a copied stack is told twice.
+        if call.stage != Stage::Unwound {
+            space.tensor(call.function, call.bytes, true);
+        }
         if call.stage == Stage::Pending {
             if let Ok(function) = FunctionId::try_from(call.function) {
                 space.await_stack(call.id, function, call.time_ns, early);
@@ -122,6 +126,7 @@ impl Ledger {
     pub(super) fn free_record(&mut self, free: &FreeRecord) {
         let reason = FreeReason::from_u32(free.reason).unwrap_or(FreeReason::Freed);
         let booked = self.spaces.get_mut(&free.space).is_some_and(|space| {
+            space.tensor(free.function, free.bytes, false);
             if space.free_awaited(free.id, reason) {
                 return true;
             }

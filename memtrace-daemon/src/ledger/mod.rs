@@ -18,6 +18,7 @@ mod rows;
 pub mod site;
 mod space;
 mod stacks;
+mod tensors;
 mod terms;
 mod waiting;
 
@@ -29,6 +30,7 @@ pub use process::{Facts, Folded, FoldedKey, ProcessBooks, text};
 pub use rows::{RowKey, RowSample};
 pub use space::{CallSite, Gap, Space};
 pub use stacks::Stacks;
+pub use tensors::Tensors;
 pub use terms::{of_account, of_totals};
 
 use std::collections::BTreeMap;

@@ -12,6 +12,7 @@ use memtrace_common::{AGE_CLASSES, Amount, FreeReason, FunctionId, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cohorts::Cohorts;
+use super::tensors::{Tensors, is_part};
 use super::waiting::Waiting;
 use crate::catalog;
 use crate::record::StackKey;
@@ -42,6 +43,8 @@ pub struct Space {
     index: FxHashMap<(FunctionId, StackKey), usize>,
     live: FxHashMap<u64, LiveCall>,
     waiting: Waiting,
+    /// Of a process that uses PyTorch's pool.
+    tensors: Option<Box<Tensors>>,
 }
 
 /// One (function, stack) of an address space.
@@ -304,7 +307,29 @@ impl Space {
         if events(totals) >= events(known) {
             *known = *totals;
             self.newer.remove(&function);
+            if is_part(function.into()) && totals.seen.count > 0 {
+                // All closed as unseen: nobody looks at them any more.
+                if totals.live().is_zero() && !totals.freed_unseen.is_zero() {
+                    self.tensors = None;
+                } else {
+                    self.tensors.get_or_insert_default().told(totals.live());
+                }
+            }
         }
+    }
+
+    /// Notes a tensor that was given or taken back, before its stack is known.
+    pub(super) fn tensor(&mut self, function: u32, bytes: u64, given: bool) {
+        if is_part(function) {
+            let tensors = self.tensors.get_or_insert_default();
+            if given { tensors.given(bytes) } else { tensors.taken(bytes) }
+        }
+    }
+
+    /// Tensors in PyTorch's pool; `None` where it has none.
+    #[must_use]
+    pub fn tensors(&self) -> Option<&Tensors> {
+        self.tensors.as_deref()
     }
 
     /// Books an allocation; false where its id is live already.

@@ -149,6 +149,15 @@ impl Stacks {
         }
     }
 
+    /// The innermost frame of a stack, once it has a name.
+    #[must_use]
+    pub fn innermost(&self, key: StackKey) -> Option<&Frame> {
+        match self.table.get(&key)? {
+            Stack::Named { frames, .. } => frames.first(),
+            Stack::Asked(_) => None,
+        }
+    }
+
     /// How a stack was taken.
     #[must_use]
     pub fn taken(&self, key: StackKey) -> Option<Taken> {

@@ -107,6 +107,7 @@ impl Filter {
             baseline: process.baseline,
             measured: process.measured,
             device: process.device,
+            pool: process.pool,
             domains,
             sites,
         })

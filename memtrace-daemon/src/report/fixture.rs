@@ -7,8 +7,8 @@ use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
     Baseline, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding, Frame, FrameKind,
-    HostInfo, Loss, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken,
-    TakenBy, Terms, Verdict, difference,
+    HostInfo, Loss, Pool, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site, Snapshot,
+    Taken, TakenBy, Terms, Verdict, difference,
 };
 
 pub(crate) fn time(text: &str) -> Timestamp {
@@ -123,6 +123,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         baseline: Baseline::default(),
         measured: crate::snapshot::Measured::default(),
         device: None,
+        pool: None,
         domains,
         sites,
     }
@@ -242,6 +243,14 @@ pub(crate) fn busy() -> Snapshot {
     );
     evil.cmdline = Some("sh -c \x1b]0;pwned\x07\n\u{202e}exe".into());
 
+    serve.pool = Some(Pool {
+        held_bytes: 3_712 << 20,
+        tensor_bytes: 3_174 << 20,
+        tensors: 1_204,
+        most_bytes: 3_500 << 20,
+        cached_bytes: 538 << 20,
+        whole: true,
+    });
     let mut snapshot = empty();
     for process in [&serve, &queue, &evil] {
         for (name, domain) in &process.domains {

@@ -200,6 +200,8 @@ pub struct Process {
     pub baseline: Baseline,
     /// What it holds now, as measured beside the books.
     pub measured: Measured,
+    /// PyTorch's pool, where its tensors are on the books.
+    pub pool: Option<Pool>,
     /// Device memory by NVML beside the books; `None` where it has none, or there is no driver.
     pub device: Option<ProcessDevice>,
     /// Terms by domain name. Boxed: a map makes room for eleven at once, and most have one.
@@ -243,6 +245,24 @@ pub struct Measured {
     pub cgroup_limit_bytes: Option<u64>,
     /// What counts against that limit and cannot be taken back, bytes.
     pub cgroup_used_bytes: Option<u64>,
+}
+
+/// What PyTorch's pool holds, and what its tensors need of it. A view into the domain `cuda`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    /// Device memory that it took and has not given back, bytes.
+    pub held_bytes: u64,
+    /// Live tensors, bytes.
+    pub tensor_bytes: u64,
+    /// Live tensors.
+    pub tensors: u64,
+    /// What tensors took at most at a time, rounded up as the pool does, bytes.
+    pub most_bytes: u64,
+    /// What no tensor needs now, bytes: `torch.cuda.empty_cache()` gives back what of it is in
+    /// whole segments.
+    pub cached_bytes: u64,
+    /// Whether all tensors are on the books; if not, `cached_bytes` may be tensors from before.
+    pub whole: bool,
 }
 
 /// Figures about the tracer itself.

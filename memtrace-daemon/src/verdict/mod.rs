@@ -17,6 +17,7 @@ mod level;
 mod measured;
 mod memory;
 mod old;
+mod pool;
 mod pyramid;
 mod residence;
 mod rule;
@@ -38,6 +39,7 @@ pub use judge::{Judgement, RowFacts, Surroundings, Traffic};
 pub use level::Level;
 pub use measured::{Gone, Said};
 pub use memory::{Booked, ParentBooks, ProcessLevels};
+pub use pool::{PoolBooks, Pools};
 pub use rule::{EachRow, Rule, Subject};
 pub use silent::{no_device_calls, no_heap_calls};
 

@@ -150,6 +150,8 @@ pub const RULES: &[Rule] = &[
     pure("memtrace-daemon/src/engine/measured"),
     core("memtrace-daemon/src/engine/picture"),
     pure("memtrace-daemon/src/engine/picture"),
+    core("memtrace-daemon/src/engine/pools"),
+    pure("memtrace-daemon/src/engine/pools"),
     core("memtrace-daemon/src/engine/row"),
     pure("memtrace-daemon/src/engine/row"),
     rule(

@@ -398,3 +398,73 @@ fn what_cannot_be_read_is_remembered_while_it_is_mapped() {
     assert!(world.libraries.is_new(library.key.unwrap()));
     assert_eq!(world.libraries.coverage(), []);
 }
+
+/// A library with the static probes of PyTorch's pool.
+fn torch(world: &World, name: &str) -> PathBuf {
+    let source = world.directory.path().join(format!("{name}.s"));
+    std::fs::write(&source, crate::attach::usdt::tests::pool()).unwrap();
+    TestLibrary {
+        soname: Some("libc10_cuda.so"),
+        source: Some(""),
+        arguments: &[source.to_str().unwrap()],
+        ..TestLibrary::default()
+    }
+    .build(world.directory.path(), name)
+}
+
+fn log(world: &World) -> Vec<String> {
+    std::mem::take(&mut world.notes.borrow_mut().log)
+}
+
+#[test]
+fn static_probes_are_attached_at_once_where_their_domain_is_on() {
+    let domains = vec![Domain::Torch];
+    let mut world = World::new(FilePolicy { domains, ..FilePolicy::default() });
+    let path = torch(&world, "pool");
+    let id = world.find(&path).unwrap();
+    assert_eq!(log(&world), ["+1s"]);
+    let rows = world.libraries.coverage();
+    assert!(rows[0].attached);
+    assert_eq!(rows[0].library.as_deref(), Some("libc10_cuda"));
+    assert_eq!(rows[0].functions, ["pytorch:malloc", "pytorch:free"]);
+    assert!(!world.libraries.demand(7, true), "everybody is watched already");
+    world.libraries.detach(id);
+    assert_eq!(log(&world), ["-1e", "forget 3"]);
+}
+
+#[test]
+fn static_probes_wait_until_a_process_is_to_be_watched() {
+    let mut world = World::new(FilePolicy { on_demand: true, ..FilePolicy::default() });
+    let path = torch(&world, "pool");
+    world.find(&path).unwrap();
+    assert!(log(&world).is_empty());
+    assert!(world.reason(&path).contains("on demand"));
+    assert!(world.libraries.demand(7, true) && world.libraries.demand(8, true));
+    assert!(!world.libraries.demand(8, true), "once is enough");
+    assert_eq!(log(&world), ["+1s in 7", "+1s in 8"]);
+    let rows = world.libraries.coverage();
+    assert!(rows[0].attached && rows[0].reason.as_deref().unwrap().contains("in pid 7, 8 alone"));
+    assert!(world.libraries.demand(7, false));
+    assert_eq!(log(&world), ["-1e"], "the other one still needs its arguments");
+    assert!(world.libraries.demand(8, false) && !world.libraries.demand(8, false));
+    assert_eq!(log(&world), ["-1e", "forget 3"]);
+    assert!(world.reason(&path).contains("on demand"));
+    world.libraries.demand(9, true);
+    world.libraries.detach_all();
+    assert_eq!(log(&world), ["+1s in 9", "-1e", "forget 3"]);
+}
+
+#[test]
+fn without_demand_and_domain_a_pool_is_left_alone() {
+    let mut world = World::new(FilePolicy::default());
+    let path = torch(&world, "pool");
+    assert_eq!(world.find(&path), None);
+    assert_eq!(world.reason(&path), "its domains are off");
+    assert!(!world.libraries.demand(7, true) && log(&world).is_empty());
+    let mut world = World::new(FilePolicy { on_demand: true, ..FilePolicy::default() });
+    let soname = Some("libc10_cuda.so");
+    let path =
+        TestLibrary { soname, ..TestLibrary::default() }.build(world.directory.path(), "old");
+    assert_eq!(world.find(&path), None);
+    assert!(world.reason(&path).contains("built without its static probes"));
+}

@@ -36,8 +36,8 @@ use super::{
 };
 
 /// Programs that user space runs.
-const RUN_PROGRAMS: [&str; 5] =
-    ["mt_flush", "mt_scan_ages", "mt_send_ages", "mt_sweep", "mt_adjust"];
+const RUN_PROGRAMS: [&str; 6] =
+    ["mt_flush", "mt_scan_ages", "mt_send_ages", "mt_sweep", "mt_forget", "mt_adjust"];
 /// Process events, always attached.
 const LIFECYCLE: [(&str, &str); 4] = [
     ("mt_task_free", "sched_process_free"),
@@ -273,6 +273,7 @@ mod tests {
         assert_eq!(tracer.scan_ages(0).unwrap(), 0);
         assert!(tracer.send_ages().unwrap());
         tracer.sweep(77).unwrap();
+        tracer.forget_tensors(77).unwrap();
         tracer.trace(std::process::id()).unwrap();
         assert_eq!(tracer.loss().unwrap().len(), LossCause::ALL.len());
     }

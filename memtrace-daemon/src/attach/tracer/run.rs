@@ -51,6 +51,14 @@ impl Tracer {
         self.run("mt_sweep", &[u64::from(space)]).map(drop)
     }
 
+    /// Books that nobody sees any more what becomes of the tensors of an address space.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn forget_tensors(&mut self, space: u32) -> Result<(), TracerError> {
+        self.run("mt_forget", &[u64::from(space)]).map(drop)
+    }
+
     /// Has every thread look up anew whether it is traced or left out. By a program, because
     /// the counters beside the generation move meanwhile.
     pub(super) fn raise_generation(&mut self) -> Result<(), TracerError> {

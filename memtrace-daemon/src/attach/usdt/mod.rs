@@ -92,4 +92,4 @@ fn place(probe: &Function, note: &Note) -> Result<Place, String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

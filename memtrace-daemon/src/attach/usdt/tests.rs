@@ -54,6 +54,16 @@ const BASE: &str = r#"
     .popsection
 "#;
 
+/// PyTorch's pool, as far as its static probes go.
+pub(in crate::attach) fn pool() -> String {
+    let probes = [
+        probe("give", "malloc", "give_place", "counter", MALLOC),
+        probe("take", "free", "take_place", "counter", "-8@%rdi"),
+        probe("take_again", "free", "take_again_place", "counter", "-8@%rdi"),
+    ];
+    format!("{BASE}{}", probes.concat())
+}
+
 const MALLOC: &str = "-8@%rax -1@%dl -8@%r14 -8@-56(%rbp)";
 
 fn build(directory: &Path, name: &str, probes: &[String]) -> PathBuf {

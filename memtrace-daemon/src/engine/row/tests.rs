@@ -40,6 +40,7 @@ fn process() -> Process {
         baseline: Baseline::default(),
         measured: Measured::default(),
         device: None,
+        pool: None,
         domains: [].into(),
         sites: vec![],
     }

@@ -5,11 +5,11 @@ use std::io;
 
 use memtrace_common::LossCause;
 
-use super::{Page, labelled, more};
+use super::{Page, called, labelled, more};
 use crate::human;
 use crate::report::coverage::{layers_line, process_lines};
 use crate::report::escape::escape;
-use crate::snapshot::{CoverageRow, Loss, ProcessTerms, RECORDING_GAP, Snapshot};
+use crate::snapshot::{CoverageRow, Loss, Pool, Process, ProcessTerms, RECORDING_GAP, Snapshot};
 
 /// Rows of coverage that are not covered and shown.
 const SHOWN: usize = 8;
@@ -22,6 +22,7 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     if let Some(calls) = odd_calls(snapshot) {
         page.labelled("calls", &calls)?;
     }
+    pools(&snapshot.processes, page)?;
     page.labelled("sampling", &sampling(snapshot))?;
     coverage(&snapshot.coverage, page)?;
     if let Some(layers) = layers_line(&snapshot.layers) {
@@ -113,6 +114,32 @@ fn odd_calls(snapshot: &Snapshot) -> Option<String> {
         .map(|(count, what)| format!("{} {what}", human::count(count)))
         .collect();
     (!said.is_empty()).then(|| said.join(", "))
+}
+
+/// What PyTorch's pools hold beside their tensors, a line each.
+fn pools(processes: &[Process], page: &mut Page<'_>) -> io::Result<()> {
+    let of = |process: &'_ Process| Some((called(process), process.pid, process.pool?));
+    let mut pools: Vec<_> = processes.iter().filter_map(of).collect();
+    pools.sort_by_key(|(_, _, pool)| std::cmp::Reverse(pool.cached_bytes));
+    for (index, (name, pid, pool)) in pools.iter().take(SHOWN).enumerate() {
+        let Pool { held_bytes, tensor_bytes, tensors, most_bytes, cached_bytes, whole } = pool;
+        let from_before = if *whole { "" } else { " or belong to tensors from before" };
+        let text = format!(
+            "{name} pid {pid}: the pool holds {}, {} {} (at most {} so far); {} are cached: \
+             torch.cuda.empty_cache() gives them back, but for what is in parts of segments\
+             {from_before}",
+            human::bytes(*held_bytes),
+            human::counted(*tensors, "live tensor"),
+            human::bytes(*tensor_bytes),
+            human::bytes(*most_bytes),
+            human::bytes(*cached_bytes),
+        );
+        page.labelled(if index == 0 { "pytorch" } else { "" }, &text)?;
+    }
+    match pools.len().saturating_sub(SHOWN) {
+        0 => Ok(()),
+        hidden => page.labelled("", &more(hidden, "pool")),
+    }
 }
 
 /// Whether every allocation is followed, and every stack taken.
