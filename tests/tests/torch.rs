@@ -342,3 +342,66 @@ fn on_demand_one_process_is_watched_for_a_while_and_no_other() -> Result<()> {
     daemon.stop()?.expect_status(0)?;
     Ok(())
 }
+
+/// The pool's client and its libraries in one directory that is seen through two overlay mounts,
+/// in a mount namespace that ends with its process.
+const OVERLAYS: &str = "set -e; cd \"$1\"; mount -t tmpfs memtrace-test tmp
+    for m in a b; do
+        mkdir tmp/$m-upper tmp/$m-work
+        mount -t overlay memtrace-test $m \
+            -o lowerdir=lower,upperdir=tmp/$m-upper,workdir=tmp/$m-work
+    done
+    exec \"$1/a/torch_client\" late --hold";
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_pool_under_two_overlay_mounts_is_not_counted_twice() -> Result<()> {
+    let configuration = "domains = [\"cuda\", \"torch\"]\n[include]\ncomm = [\"torch_client\"]\n";
+    let options = Options { configuration: Some(configuration.to_owned()), environment: vec![] };
+    let daemon = Daemon::start_with(&options)?;
+    let scratch = Scratch::new()?;
+    for directory in ["lower", "tmp", "a", "b"] {
+        std::fs::create_dir(scratch.join(directory))?;
+    }
+    let built = fixture::build(Variant::Plain)?;
+    for file in [built.torch_client(), built.torch(), built.cudart(), built.cuda()] {
+        let name = file.file_name().context("a file without a name")?;
+        std::fs::copy(&file, scratch.join("lower").join(name))?;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", OVERLAYS, "sh"]);
+    let mut first = Running::start_talking(command.arg(scratch.path()))?;
+    first.read_json()?;
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--mount=/proc/{}/ns/mnt", first.pid())).arg("--");
+    command.arg(scratch.join("b/torch_client")).args(["late", "--hold"]);
+    let mut second = Running::start_talking(&mut command)?;
+    second.read_json()?;
+    daemon.dump_until("both views", LATE, |dump| {
+        let views = dump
+            .coverage
+            .iter()
+            .filter(|row| row.attached && row.library.as_deref() == Some("libc10_cuda"));
+        let views = views.count();
+        ensure!(views == 2, "{views} views are attached: {:?}", dump.coverage);
+        Ok(())
+    })?;
+    for client in [&mut first, &mut second] {
+        client.go_on()?;
+        client.read_json()?;
+        daemon.dump_until("calls through overlays", LATE, |dump| {
+            dump.check_conservation()?;
+            let torch = dump.process(client.pid())?.domain("torch");
+            let mib = |count, mib: u64| amount(count, mib << 20);
+            ensure!((torch.terms.seen, torch.terms.freed) == (mib(2, 70), mib(1, 40)), "{torch:?}");
+            ensure!(torch.terms.freed_unseen == amount(0, 0), "{torch:?}");
+            ensure!(torch.unknown_frees == 1, "{torch:?}");
+            Ok(())
+        })?;
+    }
+    let dump = daemon.dump()?;
+    let rows = dump.coverage.iter().filter(|row| row.library.as_deref() == Some("libc10_cuda"));
+    let attached: Vec<bool> = rows.map(|row| row.attached).collect();
+    assert_eq!(attached.iter().filter(|attached| **attached).count(), 1, "{attached:?}");
+    Ok(())
+}

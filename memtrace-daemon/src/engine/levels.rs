@@ -79,6 +79,10 @@ pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Fi
     let of = |(service, domain): (FoldedKey, Domain)| {
         let (mut judgement, [members, rising, ever]) =
             core.verdicts.judge_service(service, domain, now_ns)?;
+        if domain == Domain::Cuda {
+            let members = core.ledger.processes().filter(|one| one.service() == service);
+            core.pools.temper_service(members.map(|one| one.serial), &mut judgement);
+        }
         if !is_news(core, domain, &judgement) {
             return None;
         }

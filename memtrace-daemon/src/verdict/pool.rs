@@ -22,6 +22,10 @@ const STEPS: u32 = 3;
 /// Growth of what is not explained below this is no step, bytes: the smallest segment.
 const STEP_BYTES: u64 = 2 << 20;
 
+/// Where growth of a pool's own calls is said.
+const KEEPS: &str = "PyTorch's pool keeps what it took: the sites of domain torch say whether \
+                     tensors are kept";
+
 /// What the books have of a process' pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolBooks {
@@ -219,15 +223,19 @@ impl Pools {
             Verdict::Leak | Verdict::Growing | Verdict::Plateau => {}
             _ => return,
         }
-        if judgement.verdict == Verdict::Leak {
-            judgement.verdict = Verdict::Growing;
-        }
         judgement.decided_by.push(known.words());
-        if judgement.verdict == Verdict::Growing {
-            judgement.decided_by.push(
-                "a pool keeps what it took: the sites of domain torch say whether tensors are kept"
-                    .to_owned(),
-            );
+        if judgement.verdict != Verdict::Plateau {
+            judgement.verdict = Verdict::Growing;
+            judgement.decided_by.push(KEEPS.to_owned());
+        }
+    }
+
+    /// The same of a service, by the serials of its processes.
+    pub fn temper_service(&self, serials: impl Iterator<Item = u32>, judgement: &mut Judgement) {
+        let mut serials = serials;
+        if judgement.verdict == Verdict::Leak && serials.any(|one| self.all.contains_key(&one)) {
+            judgement.verdict = Verdict::Growing;
+            judgement.decided_by.push(KEEPS.to_owned());
         }
     }
 
@@ -369,6 +377,11 @@ mod tests {
         world.books.space = 4;
         world.seconds(10, |_, _| {});
         assert!(world.said().is_empty());
+        for (serials, verdict) in [([6, 7], Verdict::Growing), ([5, 6], Verdict::Leak)] {
+            let mut judgement = Judgement { verdict: Verdict::Leak, ..Judgement::default() };
+            world.pools.temper_service(serials.into_iter(), &mut judgement);
+            assert_eq!(judgement.verdict, verdict);
+        }
         world.pools.retain(|_| false);
         assert!(world.tempered(Verdict::Leak).decided_by.is_empty());
     }
