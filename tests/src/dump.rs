@@ -325,6 +325,7 @@ pub struct Dump {
     pub schema: u32,
     pub generated_at: String,
     pub attached_at: String,
+    pub stopped_at: Option<String>,
     pub domains: BTreeMap<String, Terms>,
     pub coverage: Vec<Coverage>,
     pub layers: Vec<Layer>,

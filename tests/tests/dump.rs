@@ -161,6 +161,7 @@ fn the_suites_read_what_the_daemon_writes() -> Result<()> {
         schema: 1,
         generated_at: Default::default(),
         attached_at: Default::default(),
+        stopped_at: None,
         host: HostInfo { name: "host".into(), kernel: "6.18".into(), arch: "x86_64".into() },
         domains: [("cuda", Terms { seen, live: seen, ..Terms::default() })].into(),
         coverage: Vec::new(),

@@ -19,6 +19,7 @@ use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
 use super::policy::FilePolicy;
 use super::probing::{Probed, Prober, Probes, explain, probe};
+use super::rest::Resting;
 use super::users::Known;
 use crate::catalog::library_function;
 use crate::snapshot::CoverageRow;
@@ -87,12 +88,15 @@ pub enum NotInspected {
 }
 
 /// A file that is attached. Dropping it detaches.
-struct Attachment<L> {
-    _probes: Probes<L>,
-    inspection: Inspection,
+pub(super) struct Attachment<L> {
+    /// None while all of them rest.
+    pub(super) probes: Option<Probes<L>>,
+    /// What is not probed for a while.
+    pub(super) resting: Vec<Resting>,
+    pub(super) inspection: Inspection,
     named: bool,
     mapped: bool,
-    row: CoverageRow,
+    pub(super) row: CoverageRow,
 }
 
 /// What is known of a file.
@@ -111,9 +115,9 @@ enum State {
 
 /// All files that are known, and the probes on them.
 pub struct Libraries<P: Prober> {
-    prober: P,
-    policy: FilePolicy,
-    attached: BTreeMap<u32, Attachment<P::Link>>,
+    pub(super) prober: P,
+    pub(super) policy: FilePolicy,
+    pub(super) attached: BTreeMap<u32, Attachment<P::Link>>,
     files: HashMap<Identity, State>,
     keys: HashMap<FileKey, Identity>,
     /// Mapped files that could not be looked at, some with a row.
@@ -219,6 +223,14 @@ impl<P: Prober> Libraries<P> {
     pub(super) fn key_of(&self, identity: Identity) -> Option<FileKey> {
         let mut keys = self.keys.iter().filter(|(_, of)| **of == identity).map(|(key, _)| *key);
         keys.find(|key| self.known(*key).is_some())
+    }
+
+    /// The attachment of a mapped file.
+    pub(super) fn id_of(&self, key: FileKey) -> Option<u32> {
+        match self.files.get(self.keys.get(&key)?)? {
+            State::Attached(id) | State::Duplicate(id, _) => Some(*id),
+            State::Refused { .. } | State::Foreign | State::Executable => None,
+        }
     }
 
     /// What is known of a mapped file of which there is something to say.
@@ -444,7 +456,17 @@ impl<P: Prober> Libraries<P> {
         }
         let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
-        self.attached.insert(id, Attachment { _probes: probes, inspection, named, mapped, row });
+        self.attached.insert(
+            id,
+            Attachment {
+                probes: Some(probes),
+                resting: Vec::new(),
+                inspection,
+                named,
+                mapped,
+                row,
+            },
+        );
         Ok(id)
     }
 
@@ -471,5 +493,6 @@ impl<P: Prober> Libraries<P> {
     }
 }
 
+mod resting;
 #[cfg(test)]
 mod tests;

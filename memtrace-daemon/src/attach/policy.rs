@@ -24,6 +24,9 @@ pub struct FilePolicy {
     pub exclude_build_ids: Vec<String>,
     /// Paths that are left alone: files, or directories with all that is below.
     pub exclude_paths: Vec<PathBuf>,
+    /// Names with versions that are left alone, such as `libcudart.so.12`: what continues one
+    /// behind a dot, such as `libcudart.so.12.4`, is the same.
+    pub exclude_versions: Vec<String>,
 }
 
 impl Default for FilePolicy {
@@ -34,6 +37,7 @@ impl Default for FilePolicy {
             max_files_per_uid: 16,
             exclude_build_ids: Vec::new(),
             exclude_paths: Vec::new(),
+            exclude_versions: Vec::new(),
         }
     }
 }
@@ -63,10 +67,20 @@ impl FilePolicy {
     pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<&'static str> {
         let build_id = inspection.description.build_id.as_ref();
         let path = Path::new(OsStr::from_bytes(path));
+        let soname = inspection.description.soname.as_deref();
+        let name = path.file_name().and_then(OsStr::to_str);
+        let is = |name: &str, version: &String| {
+            let rest = name.strip_prefix(version.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let names = || soname.into_iter().chain(name);
+        let versions = &self.exclude_versions;
         if build_id.is_some_and(|id| self.exclude_build_ids.contains(id)) {
             Some("excluded by its build id (configuration)")
         } else if self.exclude_paths.iter().any(|excluded| path.starts_with(excluded)) {
             Some("excluded by its path (configuration)")
+        } else if versions.iter().any(|version| names().any(|name| is(name, version))) {
+            Some("excluded by its version (configuration)")
         } else if inspection.description.go {
             Some("made by the Go linker, whose functions must not be probed")
         } else if inspection.points.points.is_empty() {

@@ -22,13 +22,14 @@ use super::recording::{Destination, Header};
 use crate::{
     attach::{
         abilities,
+        ceiling::{Ceiling, CeilingConfig},
         libraries::Libraries,
         mappings::News,
         memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
         probing::Probing,
-        thread::AttachThread,
+        thread::{AttachThread, Pace},
         tracer::{StepMap, Tracer},
         watch::Watcher,
     },
@@ -40,7 +41,7 @@ use crate::{
     host::{Host, clock, identity},
     intake::{Reader, recording::Writing},
     ledger::LedgerConfig,
-    record::{Observation, Record},
+    record::Record,
     snapshot::Snapshot,
     stacks::{Mapping, Stacks, StacksOptions, StepSink},
     verdict::VerdictConfig,
@@ -74,6 +75,8 @@ pub struct Plan {
     pub ledger: LedgerConfig,
     /// Numbers of the verdict.
     pub verdict: VerdictConfig,
+    /// From when on probes cost too much.
+    pub ceiling: CeilingConfig,
     /// Where what the engine is told is written to.
     pub recording: Option<Destination>,
     /// Called every second by the living engine.
@@ -101,6 +104,7 @@ impl Plan {
             allocators: Vec::new(),
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
+            ceiling: CeilingConfig::default(),
             recording: None,
             beat: Box::new(|| {}),
         })
@@ -140,6 +144,7 @@ impl Session {
             allocators,
             mut ledger,
             verdict,
+            ceiling,
             recording,
             beat,
         } = plan;
@@ -171,7 +176,9 @@ impl Session {
         };
         let attacher = match probing {
             Some(probing) => {
-                Some(Arc::new(start_attacher(probing, files, stacks.clone(), records.clone())?))
+                let watcher = Watcher::new(Libraries::new(probing, files));
+                let pace = Pace::new(tracer.paces()?, Ceiling::new(ceiling));
+                Some(Arc::new(start_attacher(watcher, pace, stacks.clone(), records.clone())?))
             }
             None => None,
         };
@@ -318,12 +325,11 @@ impl StepSink for Steps {
 const ENGINE_GONE: &str = "the engine has ended; this is a fault of memtrace";
 
 fn start_attacher(
-    probing: Probing,
-    files: FilePolicy,
+    watcher: Watcher<Probing>,
+    pace: Pace,
     stacks: Stacks,
     records: mpsc::Sender<Record>,
 ) -> anyhow::Result<AttachThread> {
-    let watcher = Watcher::new(Libraries::new(probing, files));
     let told = move |news: News<'_>| match news {
         News::Mapped(mapping) => stacks.mapping(&Mapping {
             tgid: mapping.pid,
@@ -337,14 +343,13 @@ fn start_attacher(
         News::Until(at) => stacks.told_until(at),
         News::Lost => stacks.mappings_lost(),
     };
-    let covered = move |rows| {
+    let deliver = move |observation| {
         let now_ns = crate::host::clock::monotonic_ns();
-        let observation = Observation::Coverage(rows);
         if records.try_send(Record::Observation { now_ns, observation }).is_err() {
             tracing::warn!("the engine is too busy to hear what is covered");
         }
     };
-    AttachThread::start(watcher, told, covered).context("cannot start a thread")
+    AttachThread::start(watcher, pace, told, deliver).context("cannot start a thread")
 }
 
 /// Tests make maps tiny, so that every branch that drops something is taken.

@@ -43,6 +43,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         schema: 1,
         generated_at: setting.anchor.wall_of_monotonic(now_ns),
         attached_at: setting.attached_at,
+        stopped_at: core.host.stopped_ns.map(|ns| setting.anchor.wall_of_monotonic(ns)),
         host: setting.host.clone(),
         domains,
         coverage: coverage::rows(core),

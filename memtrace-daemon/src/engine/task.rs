@@ -5,6 +5,7 @@
 //! and answers with records.
 
 mod ages;
+mod control;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -73,6 +74,13 @@ pub enum Request {
         /// Where it goes.
         reply: oneshot::Sender<Arc<Snapshot>>,
     },
+    /// Stop tracing at once, or go on.
+    Control {
+        /// Whether to stop.
+        stop: bool,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// Follow a thread group and its children.
     Trace {
         /// The thread group.
@@ -138,6 +146,8 @@ pub struct Engine {
     measured: u32,
     /// Windows of the verdict that ages were looked up for, and accounts that found no room.
     aged: (u64, u32),
+    /// Nothing is traced.
+    stopped: bool,
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -154,7 +164,6 @@ impl Engine {
     pub fn new(parts: Parts) -> Self {
         Self {
             core: Core::new(parts.core.clone()),
-            parts,
             loss: Vec::new(),
             reconcile: false,
             reconcile_at: None,
@@ -162,7 +171,9 @@ impl Engine {
             leaving: Vec::new(),
             measured: 0,
             aged: (0, 0),
+            stopped: false,
             last_published: (0, Instant::now()),
+            parts,
         }
     }
 
@@ -216,6 +227,9 @@ impl Engine {
         match request {
             Request::Trace { tgid, reply } => {
                 let _ = reply.send(self.parts.tracer.trace(tgid).map_err(|e| e.to_string()));
+            }
+            Request::Control { stop, reply } => {
+                let _ = reply.send(self.control(stop).map_err(|error| error.to_string()));
             }
             Request::Snapshot { patience, reply } => {
                 self.scan_ages(u64::MAX);
@@ -339,8 +353,10 @@ impl Engine {
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        self.take_in("flush the kernel's counters", Tracer::flush);
-        self.look_for_loss();
+        if !self.stopped {
+            self.take_in("flush the kernel's counters", Tracer::flush);
+            self.look_for_loss();
+        }
         if self.reconcile || self.reconcile_at.is_some_and(|at| self.core.unwound() >= at) {
             self.read_live_ids();
         }
@@ -359,6 +375,9 @@ impl Engine {
         };
         if let Some(budget) = counters.get_mut(LossCause::StackBudget as usize) {
             budget.count += self.parts.stacks.status().not_unwound;
+        }
+        if let Some(ceiling) = counters.get_mut(LossCause::RateCeiling as usize) {
+            ceiling.count += self.parts.attacher.as_ref().map_or(0, |attacher| attacher.rests());
         }
         if counters == self.loss {
             return;

@@ -65,6 +65,7 @@ impl Filter {
             schema: snapshot.schema,
             generated_at: snapshot.generated_at,
             attached_at: snapshot.attached_at,
+            stopped_at: snapshot.stopped_at,
             host: snapshot.host.clone(),
             domains,
             coverage: snapshot.coverage.clone(),

@@ -29,6 +29,7 @@ pub(crate) fn empty() -> Snapshot {
         schema: 1,
         generated_at: time("2026-11-29T23:10:04Z"),
         attached_at: time("2026-11-29T20:55:01Z"),
+        stopped_at: None,
         host: HostInfo { name: "gpu-17".into(), kernel: "6.18.2".into(), arch: "x86_64".into() },
         domains: ["kernel", "cuda", "managed", "pinned"]
             .map(|name| (name, Terms::default()))

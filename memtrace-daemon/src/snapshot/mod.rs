@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub generated_at: Timestamp,
     /// When the probes were attached.
     pub attached_at: Timestamp,
+    /// Since when tracing is stopped; `None` while it goes on.
+    pub stopped_at: Option<Timestamp>,
     /// The host.
     pub host: HostInfo,
     /// Terms of conservation for the host, by domain name.
@@ -172,6 +174,10 @@ pub struct Loss {
     /// Bytes, where they are known.
     pub bytes: Option<u64>,
 }
+
+/// What stops of tracing are called among the losses: events that were not seen, nobody knows how
+/// many. Where there was none it is no row.
+pub const STOPPED: &str = "stopped";
 
 /// What records that a recording lacks are called among the losses; where there are none it is
 /// no row, since only a replay can have them.

@@ -54,7 +54,7 @@ impl Tracer {
     /// Has every thread look up anew whether it is traced or left out. By a program, because
     /// the counters beside the generation move meanwhile.
     pub(super) fn raise_generation(&mut self) -> Result<(), TracerError> {
-        self.run("mt_adjust", &[1, 0]).map(drop)
+        self.run("mt_adjust", &[1, 0, u64::from(self.stopped)]).map(drop)
     }
 
     pub(super) fn run(

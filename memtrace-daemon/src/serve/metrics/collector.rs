@@ -249,6 +249,8 @@ impl Scrape {
                 }),
             )?;
         }
+        gauge("tracing", None, "Whether anything is traced: 0 while tracing is stopped.")
+            .write(encoder, [([], Value::Whole(u64::from(self.snapshot.stopped_at.is_none())))])?;
         let version = [("version", Cow::Borrowed(env!("CARGO_PKG_VERSION")))];
         gauge("build_info", None, "Always 1; says which memtrace this is.")
             .write(encoder, [(version, Value::Whole(1))])
