@@ -166,6 +166,7 @@ fn the_suites_read_what_the_daemon_writes() -> Result<()> {
         domains: [("cuda", Terms { seen, live: seen, ..Terms::default() })].into(),
         coverage: Vec::new(),
         layers: Vec::new(),
+        latency: Vec::new(),
         devices: Vec::new(),
         not_seen: Vec::new(),
         loss: [("ring_full", Default::default())].into(),

@@ -48,6 +48,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         domains,
         coverage: coverage::rows(core),
         layers: coverage::layers(core),
+        latency: Vec::new(),
         not_seen: not_seen(core),
         devices: devices::of_host(&core.host, &painter.processes),
         loss: core.host.losses(core.ledger.faults().refused_stacks),

@@ -6,6 +6,7 @@
 
 mod ages;
 mod control;
+mod latency;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -468,6 +469,7 @@ impl Engine {
         let mut snapshot = self.core.snapshot(anchor.monotonic_ns, &setting);
         snapshot.runtime.ready = self.parts.ready.load(Ordering::Acquire);
         snapshot.runtime.program_seconds = self.parts.tracer.run_seconds().into_iter().collect();
+        snapshot.latency = self.latency();
         for name in self.parts.tracer.attached() {
             snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
         }

@@ -71,6 +71,7 @@ impl Filter {
             coverage: snapshot.coverage.clone(),
             not_seen: snapshot.not_seen.clone(),
             layers: snapshot.layers.clone(),
+            latency: snapshot.latency.clone(),
             devices: snapshot.devices.clone(),
             loss: snapshot.loss.clone(),
             findings: findings.cloned().collect(),

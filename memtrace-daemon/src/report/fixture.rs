@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
-    Baseline, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding, Frame, FrameKind,
-    HostInfo, Loss, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site, Snapshot, Taken,
-    TakenBy, Terms, Verdict, difference,
+    Baseline, CallLatency, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding,
+    Frame, FrameKind, HostInfo, Loss, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site,
+    Snapshot, Taken, TakenBy, Terms, Verdict, difference,
 };
 
 pub(crate) fn time(text: &str) -> Timestamp {
@@ -44,6 +44,7 @@ pub(crate) fn empty() -> Snapshot {
         ],
         devices: vec![],
         layers: vec![],
+        latency: vec![],
         loss: LossCause::ALL
             .into_iter()
             .map(|cause| (cause.name(), Loss { count: 0, bytes: cause.bytes_known().then_some(0) }))
@@ -302,6 +303,8 @@ pub(crate) fn busy() -> Snapshot {
     snapshot.runtime.explained = [("cuda", 0.98)].into();
     let device = ProcessDevice::of(65 << 30, snapshot.domains["cuda"].live.bytes, 0);
     snapshot.processes[0].device = Some(device);
+    let buckets = vec![(Some(0.000_001), 7), (Some(0.000_002), 2), (None, 1)];
+    snapshot.latency = vec![CallLatency::new("cudaMalloc", 0.25, buckets)];
     snapshot.devices = vec![Device {
         index: 0,
         total_bytes: 80 << 30,

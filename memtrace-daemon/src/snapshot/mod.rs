@@ -7,6 +7,7 @@ mod coverage;
 mod devices;
 mod findings;
 mod frames;
+mod latency;
 mod sites;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub use coverage::{CoverageRow, Word};
 pub use devices::{Device, DeviceProcess, ProcessDevice, difference};
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
+pub use latency::CallLatency;
 pub use sites::{OWN_PROBES, Sample, Site};
 
 /// A picture of everything.
@@ -40,6 +42,8 @@ pub struct Snapshot {
     pub coverage: Vec<CoverageRow>,
     /// What was seen by which layer.
     pub layers: Vec<Layer>,
+    /// How long calls took, by function. A replay does not know.
+    pub latency: Vec<CallLatency>,
     /// Kinds of memory that memtrace does not see.
     pub not_seen: Vec<String>,
     /// GPUs as NVML has them, beside the books.

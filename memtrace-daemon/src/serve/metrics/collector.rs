@@ -16,6 +16,7 @@ use super::counters::{Labels, Shown, SiteSeries};
 use super::coverage;
 use super::devices::{self, DeviceSeries};
 use super::findings;
+use super::latency;
 use super::rows::{ProcessSeries, label};
 use crate::snapshot::Snapshot;
 
@@ -236,6 +237,7 @@ impl Scrape {
             }),
         )?;
         coverage::write(&self.snapshot, encoder)?;
+        latency::write(&self.snapshot, encoder)?;
         if !runtime.program_seconds.is_empty() {
             counter(
                 "bpf_run",
