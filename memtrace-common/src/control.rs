@@ -25,8 +25,10 @@ pub struct Control {
     pub kernel_live: u64,
     /// Live allocations by library functions.
     pub call_live: u64,
+    /// Not 0: calls of library functions are not looked at, because tracing is stopped.
+    pub stopped: u64,
 }
-assert_size!(Control, 64);
+assert_size!(Control, 72);
 
 /// Where an allocation by a library function is found again.
 #[repr(C)]

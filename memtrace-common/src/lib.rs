@@ -10,6 +10,7 @@ mod account;
 mod control;
 mod domain;
 mod function;
+mod latency;
 mod loss;
 mod process;
 mod record;
@@ -28,6 +29,7 @@ pub use function::{
     Family, FunctionId, FunctionKind, FunctionSpec, KMALLOC, KMEM_CACHE_ALLOC, PointerClass,
     PointerRule, SizeRule, Success, cookie, cookie_attachment, cookie_function,
 };
+pub use latency::{LATENCY_BUCKETS, LATENCY_SHIFT, Latency};
 pub use loss::{LossCause, LossCounter};
 pub use process::{Policy, ProcessEntry, ProcessFlags, ProcessKey};
 pub use record::{

@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 
 use memtrace_daemon::cli::{
     args::{self, Cli, Command},
-    attach, daemon, doctor, dump, launch, line, record, replay, run, status, top,
+    attach, control, daemon, doctor, dump, launch, line, record, replay, run, status, top,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -74,6 +74,8 @@ async fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Dump(arguments) => dump::dump(&arguments).await.map(|()| 0),
         Command::Top(arguments) => top::top(arguments).await.map(|()| 0),
         Command::Status(arguments) => status::status(&arguments).await.map(|()| 0),
+        Command::Stop(arguments) => control::stop(&arguments).await.map(|()| 0),
+        Command::Resume(arguments) => control::resume(&arguments).await.map(|()| 0),
         Command::Doctor(arguments) => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stdout());
             Ok(doctor::run(&arguments, &mut std::io::stdout(), colour)?)

@@ -20,12 +20,13 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
-    LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success, cookie_function,
+    LATENCY_BUCKETS, Latency, LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success,
+    cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
 use crate::{
-    arch,
+    arch, atomic,
     call_books::{self, Caller, Reference, allocated, closed, left, next_id, opened, settled},
     context,
     emit::emit,
@@ -34,7 +35,7 @@ use crate::{
     live::{now, remove_call},
     loss::lost,
     mapped,
-    maps::FUNCTIONS,
+    maps::{FUNCTIONS, LATENCY},
     nested::{
         Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
         settle_pending, take_inner, wait_for, waited,
@@ -92,6 +93,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         (*frame).return_address = return_address;
         (*frame).address = address;
         (*frame).cookie = cookie;
+        (*frame).entered_ns = now();
         (*frame).size_a = arch::argument(regs, spec.size_a);
         (*frame).size_b = arch::argument(regs, spec.size_b);
         (*frame).pointer = arch::argument(regs, spec.pointer_argument);
@@ -206,6 +208,7 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         (*inflight).depth = depth - 1;
         let function = u32::from(cookie_function(cookie));
         let spec = FUNCTIONS.get(function)?;
+        took(function, now().wrapping_sub((*frame).entered_ns));
         let value = arch::return_value(regs);
         let succeeded = match spec.success {
             s if s == Success::ZeroStatus as u8 => value as u32 == 0,
@@ -343,6 +346,22 @@ unsafe fn finish_allocation(
         } else {
             wait_for(caller, outer, &key, &entry);
         }
+    }
+}
+
+/// Counts a call that took so long.
+#[inline(always)]
+fn took(function: u32, ns: u64) {
+    let Some(latency) = LATENCY.get_ptr_mut(function) else { return };
+    let bucket = arch::opaque(Latency::bucket(ns) as u64);
+    if bucket >= LATENCY_BUCKETS as u64 {
+        return;
+    }
+    // SAFETY: a checked map value; the bucket is below the length.
+    unsafe {
+        atomic::add(&raw mut (*latency).sum_ns, ns);
+        let buckets = (&raw mut (*latency).buckets).cast::<u64>();
+        atomic::add(buckets.add(bucket as usize), 1);
     }
 }
 

@@ -279,10 +279,12 @@ unsafe extern "C" fn forget_tensor(
 pub fn mt_adjust(ctx: RawTracePointContext) -> i32 {
     let Some(control) = control() else { return 0 };
     let arguments = ctx.as_ptr().cast::<u64>();
-    // SAFETY: user space passes two arguments; a checked map value.
+    // SAFETY: user space passes three arguments; a checked map value.
     unsafe {
         atomic::add(&raw mut (*control).generation, *arguments);
         atomic::add(&raw mut (*control).promoted, *arguments.add(1));
+        // Only user space writes it.
+        core::ptr::write_volatile(&raw mut (*control).stopped, *arguments.add(2));
     }
     0
 }

@@ -38,6 +38,8 @@ pub struct Frame {
     pub folds: u32,
     /// [`Frame::FREE`] and those that follow it.
     pub flags: u32,
+    /// When it was entered, monotonic ns.
+    pub entered_ns: u64,
     /// Of a free: the entry that was set aside.
     pub taken: CallLive,
     /// Of an allocation: whose turn it is in `pending`.

@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use memtrace_common::{
-    Account, AccountKey, AgeRow, CallLive, CallLiveKey, Control, FunctionSpec, LossCause,
+    Account, AccountKey, AgeRow, CallLive, CallLiveKey, Control, FunctionSpec, Latency, LossCause,
     LossCounter, MAX_KERNEL_FRAMES, ProcessEntry, ProcessKey, Step, StepKey, Totals, TotalsKey,
     UsdtPoint, tunables,
 };
@@ -66,6 +66,10 @@ pub static FUNCTIONS: Array<FunctionSpec> = Array::with_max_entries(tunables::FU
 #[map(name = "mt_usdt_points")]
 pub static USDT_POINTS: HashMap<u64, UsdtPoint> =
     HashMap::with_max_entries(tunables::USDT_POINTS, 0);
+
+/// How long calls take, by function.
+#[map(name = "mt_latency")]
+pub static LATENCY: Array<Latency> = Array::with_max_entries(tunables::FUNCTIONS, 0);
 
 /// Call sites followed exactly although `--exact` is off.
 #[map(name = "mt_promoted")]

@@ -57,12 +57,14 @@ pub struct Books {
     pub whole: u64,
 }
 
-/// A number, never 0, that is another one whenever user space has changed what is booked.
+/// A number, never 0, that is another one whenever user space has changed what is booked; `None`
+/// while nothing is.
 #[inline(always)]
 pub fn booked_since() -> Option<u64> {
     let control = control()?;
     // SAFETY: a checked map value.
-    Some(unsafe { (*control).generation } << 1 | 1)
+    let (generation, stopped) = unsafe { ((*control).generation, (*control).stopped) };
+    (stopped == 0).then_some(generation << 1 | 1)
 }
 
 /// The identity of the running thread; `None`, counted, where it cannot be found out.

@@ -307,6 +307,18 @@ pub struct Layer {
     pub failures: u64,
 }
 
+/// How long calls of a function took.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct CallLatency {
+    pub function: String,
+    pub calls: u64,
+    pub sum_seconds: f64,
+    pub p50_seconds: Option<f64>,
+    pub p99_seconds: Option<f64>,
+    pub buckets: Vec<(Option<f64>, u64)>,
+}
+
 /// A finding.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are contract's")]
@@ -339,9 +351,11 @@ pub struct Dump {
     pub schema: u32,
     pub generated_at: String,
     pub attached_at: String,
+    pub stopped_at: Option<String>,
     pub domains: BTreeMap<String, Terms>,
     pub coverage: Vec<Coverage>,
     pub layers: Vec<Layer>,
+    pub latency: Vec<CallLatency>,
     pub devices: Vec<Device>,
     pub not_seen: Vec<String>,
     pub loss: BTreeMap<String, Loss>,

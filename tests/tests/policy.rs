@@ -258,23 +258,22 @@ fn with_the_kernel_alone_no_library_is_probed() -> Result<()> {
 fn excluded_libraries_are_not_probed_and_coverage_says_so() -> Result<()> {
     let built = fixture::build(Variant::Plain)?;
     let build_id = build_id(&built)?;
-    for by_path in [true, false] {
+    for word in ["by its path", "by its build id", "by its version"] {
         let scratch = Scratch::new()?;
         let runtime = scratch.copy(&built.cudart())?;
         scratch.copy(&built.cuda())?;
         let client = scratch.copy(&built.client())?;
-        // The runtime alone by its build id, both by the directory.
-        let exclude = if by_path {
-            format!("library_path = [{:?}]", scratch.path())
-        } else {
-            format!("library_build_id = [{build_id:?}]")
+        // The runtime alone by its build id and its version, both by the directory.
+        let exclude = match word {
+            "by its path" => format!("library_path = [{:?}]", scratch.path()),
+            "by its build id" => format!("library_build_id = [{build_id:?}]"),
+            _ => "library_version = [\"libcudart.so.12\"]".to_owned(),
         };
         let configuration = Some(format!("[exclude]\n{exclude}\n"));
         let daemon = Daemon::start_with(&Options { configuration, ..Options::default() })?;
         let mut command = Command::new(&client);
         let mut held = Running::start_talking(command.args(["kinds", "--hold"]))?;
         held.read_json()?;
-        let word = if by_path { "by its path" } else { "by its build id" };
         daemon.dump_until("the excluded library", LATE, |dump| {
             let row = dump.coverage_of(&runtime)?;
             ensure!(!row.attached && row.functions.is_empty(), "{row:?}");

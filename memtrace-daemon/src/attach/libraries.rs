@@ -20,6 +20,7 @@ use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, recognise};
 use super::policy::FilePolicy;
 use super::probing::{Probed, Prober, Probes, explain, probe};
+use super::rest::Resting;
 use super::usdt::Place;
 use super::users::Known;
 use crate::catalog::library_function;
@@ -94,16 +95,18 @@ pub enum NotInspected {
 }
 
 /// A file that is attached. Dropping it detaches.
-struct Attachment<L> {
-    /// Dropped first, and in this order.
-    probes: Option<Probes<L>>,
+pub(super) struct Attachment<L> {
+    /// Dropped first, and in this order. None while all of them rest.
+    pub(super) probes: Option<Probes<L>>,
     fired: Option<Fired<L>>,
     /// Static probes that are attached to single processes, when that is asked for.
     demanded: BTreeMap<u32, L>,
-    inspection: Inspection,
+    /// What is not probed for a while.
+    pub(super) resting: Vec<Resting>,
+    pub(super) inspection: Inspection,
     named: bool,
     mapped: bool,
-    row: CoverageRow,
+    pub(super) row: CoverageRow,
 }
 
 /// What is known of a file.
@@ -122,9 +125,9 @@ enum State {
 
 /// All files that are known, and the probes on them.
 pub struct Libraries<P: Prober> {
-    prober: P,
-    policy: FilePolicy,
-    attached: BTreeMap<u32, Attachment<P::Link>>,
+    pub(super) prober: P,
+    pub(super) policy: FilePolicy,
+    pub(super) attached: BTreeMap<u32, Attachment<P::Link>>,
     files: HashMap<Identity, State>,
     keys: HashMap<FileKey, Identity>,
     /// Mapped files that could not be looked at, some with a row.
@@ -230,6 +233,14 @@ impl<P: Prober> Libraries<P> {
     pub(super) fn key_of(&self, identity: Identity) -> Option<FileKey> {
         let mut keys = self.keys.iter().filter(|(_, of)| **of == identity).map(|(key, _)| *key);
         keys.find(|key| self.known(*key).is_some())
+    }
+
+    /// The attachment of a mapped file.
+    pub(super) fn id_of(&self, key: FileKey) -> Option<u32> {
+        match self.files.get(self.keys.get(&key)?)? {
+            State::Attached(id) | State::Duplicate(id, _) => Some(*id),
+            State::Refused { .. } | State::Foreign | State::Executable => None,
+        }
     }
 
     /// What is known of a mapped file of which there is something to say.
@@ -467,8 +478,16 @@ impl<P: Prober> Libraries<P> {
         }
         let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
-        let demanded = BTreeMap::new();
-        let attachment = Attachment { probes, fired, demanded, inspection, named, mapped, row };
+        let attachment = Attachment {
+            probes,
+            fired,
+            demanded: BTreeMap::new(),
+            resting: Vec::new(),
+            inspection,
+            named,
+            mapped,
+            row,
+        };
         self.attached.insert(id, attachment);
         Ok(id)
     }
@@ -498,5 +517,6 @@ impl<P: Prober> Libraries<P> {
 
 mod demand;
 mod probes;
+mod resting;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@
 
 pub mod abilities;
 pub mod btf;
+pub mod ceiling;
 pub mod coverage;
 pub mod deadline;
 pub mod discover;
@@ -25,6 +26,7 @@ mod plain;
 pub mod policy;
 pub mod preattach;
 pub mod probing;
+pub mod rest;
 mod ring;
 pub mod survey;
 pub mod symbols;

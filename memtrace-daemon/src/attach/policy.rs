@@ -27,6 +27,9 @@ pub struct FilePolicy {
     pub exclude_build_ids: Vec<String>,
     /// Paths that are left alone: files, or directories with all that is below.
     pub exclude_paths: Vec<PathBuf>,
+    /// Names with versions that are left alone, such as `libcudart.so.12`: what continues one
+    /// behind a dot, such as `libcudart.so.12.4`, is the same.
+    pub exclude_versions: Vec<String>,
 }
 
 impl Default for FilePolicy {
@@ -38,6 +41,7 @@ impl Default for FilePolicy {
             max_files_per_uid: 16,
             exclude_build_ids: Vec::new(),
             exclude_paths: Vec::new(),
+            exclude_versions: Vec::new(),
         }
     }
 }
@@ -89,6 +93,14 @@ impl FilePolicy {
     pub(super) fn refusal(&self, path: &[u8], inspection: &Inspection) -> Option<String> {
         let build_id = inspection.description.build_id.as_ref();
         let path = Path::new(OsStr::from_bytes(path));
+        let soname = inspection.description.soname.as_deref();
+        let name = path.file_name().and_then(OsStr::to_str);
+        let is = |name: &str, version: &String| {
+            let rest = name.strip_prefix(version.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let names = || soname.into_iter().chain(name);
+        let versions = &self.exclude_versions;
         let (points, places) = (&inspection.points, &inspection.places);
         let has = !points.points.is_empty() || !places.places.is_empty();
         let wanted = !self.wanted(inspection).is_empty()
@@ -98,6 +110,8 @@ impl FilePolicy {
             "excluded by its build id (configuration)"
         } else if self.exclude_paths.iter().any(|excluded| path.starts_with(excluded)) {
             "excluded by its path (configuration)"
+        } else if versions.iter().any(|version| names().any(|name| is(name, version))) {
+            "excluded by its version (configuration)"
         } else if inspection.description.go {
             "made by the Go linker, whose functions must not be probed"
         } else if let Some((probe, why)) = places.refused.first() {

@@ -2,19 +2,30 @@
 //! may hold it up for seconds, the engine never.
 
 use std::{
+    collections::HashSet,
     path::PathBuf,
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
+    ceiling::{Ceiling, Over},
     libraries::LibraryError,
     mappings::News,
     probing::Probers,
+    rest::Rest,
+    tracer::Paces,
     watch::{TICK, Watcher},
 };
-use crate::snapshot::CoverageRow;
+use crate::{host::clock, record::Observation};
+
+/// How often it is looked who makes probes fire how often.
+const PACE_EVERY: Duration = Duration::from_secs(1);
 
 /// What the thread is asked to do.
 enum Command {
@@ -28,6 +39,8 @@ enum Command {
     Duplicate(u32, u32),
     /// A process is to be probed where that waits to be asked for, or not any more.
     Demand(u32, bool),
+    /// Detach from everything and attach to nothing, or go on.
+    Stop(bool),
 }
 
 /// Speaks to the thread; dropping it ends the thread, which detaches everything.
@@ -35,6 +48,40 @@ enum Command {
 pub struct AttachThread {
     commands: Option<Sender<Command>>,
     thread: Option<thread::JoinHandle<()>>,
+    rests: Arc<AtomicU64>,
+}
+
+/// Who makes probes fire how often.
+#[derive(Debug)]
+pub struct Pace {
+    paces: Paces,
+    ceiling: Ceiling,
+    looked: Instant,
+}
+
+impl Pace {
+    /// Looks at these totals.
+    #[must_use]
+    pub fn new(paces: Paces, ceiling: Ceiling) -> Self {
+        Self { paces, ceiling, looked: Instant::now() }
+    }
+
+    /// What is to be taken away now.
+    fn look(&mut self) -> Vec<Rest> {
+        let mut spaces = HashSet::new();
+        let Self { paces, ceiling, .. } = self;
+        paces.totals(|key, totals| {
+            spaces.insert(key.space);
+            ceiling.observe(key, totals);
+        });
+        let over = ceiling.look(clock::monotonic_ns(), |space| spaces.contains(&space));
+        let rest = |over: Over| {
+            let Over { space, class, firings } = over;
+            let pid = paces.process_of(space)?;
+            Some(Rest { pid, class, firings, pause: ceiling.pause() })
+        };
+        over.into_iter().filter_map(rest).collect()
+    }
 }
 
 /// The thread has ended.
@@ -43,24 +90,28 @@ pub struct AttachThread {
 pub struct ThreadGone;
 
 impl AttachThread {
-    /// Starts the thread. `told` hears of every new executable mapping, `covered` of coverage
-    /// whenever it has changed; neither may block.
+    /// Starts the thread. `told` hears of every new executable mapping; `deliver` gets coverage
+    /// whenever it has changed, and what is not seen because probes fired too often; neither
+    /// may block.
     ///
     /// # Errors
     /// The system's, when there can be no more threads.
     pub fn start(
         watcher: Watcher<Probers>,
+        pace: Pace,
         told: impl Fn(News<'_>) + Send + 'static,
-        covered: impl Fn(Vec<CoverageRow>) + Send + 'static,
+        deliver: impl Fn(Observation) + Send + 'static,
     ) -> std::io::Result<Self> {
         if let Some(why) = watcher.deaf() {
             tracing::warn!("{why}");
         }
         let (commands, receiver) = channel();
+        let rests = Arc::new(AtomicU64::new(0));
+        let work = Work { watcher, pace, told, deliver, rests: Arc::clone(&rests), stopped: false };
         let thread = thread::Builder::new()
             .name("mt-attach".to_owned())
-            .spawn(move || Work { watcher, told, covered }.run(&receiver))?;
-        Ok(Self { commands: Some(commands), thread: Some(thread) })
+            .spawn(move || work.run(&receiver))?;
+        Ok(Self { commands: Some(commands), thread: Some(thread), rests })
     }
 
     /// Attaches to a file that a person named.
@@ -104,6 +155,21 @@ impl AttachThread {
         }
     }
 
+    /// Detaches from everything and attaches to nothing, or goes on. Does not wait for it: what
+    /// became of it is in the coverage.
+    pub fn stop(&self, stop: bool) {
+        if let Some(commands) = &self.commands {
+            // As above.
+            let _ = commands.send(Command::Stop(stop));
+        }
+    }
+
+    /// How often probes were taken away because they fired too often.
+    #[must_use]
+    pub fn rests(&self) -> u64 {
+        self.rests.load(Relaxed)
+    }
+
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, ThreadGone> {
         let (reply, answer) = channel();
         let commands = self.commands.as_ref().ok_or(ThreadGone)?;
@@ -122,13 +188,46 @@ impl Drop for AttachThread {
     }
 }
 
-struct Work<T, C> {
+struct Work<T, D> {
     watcher: Watcher<Probers>,
+    pace: Pace,
     told: T,
-    covered: C,
+    deliver: D,
+    rests: Arc<AtomicU64>,
+    stopped: bool,
 }
 
-impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
+impl<T: Fn(News<'_>), D: Fn(Observation)> Work<T, D> {
+    fn covered(&self) {
+        (self.deliver)(Observation::Coverage(self.watcher.coverage()));
+    }
+
+    /// Takes probes away that fire too often. Whether there were any.
+    fn look_for_pace(&mut self, now: Instant) -> bool {
+        if self.stopped || now.duration_since(self.pace.looked) < PACE_EVERY {
+            return false;
+        }
+        self.pace.looked = now;
+        let mut any = false;
+        for rest in self.pace.look() {
+            let Rest { pid, firings, pause, .. } = rest;
+            let seconds = pause.as_secs();
+            tracing::warn!(
+                "process {pid} makes probes fire {firings} times a second: they are away for \
+                 {seconds} s"
+            );
+            if self.watcher.rest(rest, now) {
+                self.rests.fetch_add(1, Relaxed);
+                any = true;
+            }
+        }
+        if any {
+            // Books of everybody who runs these files have a gap.
+            (self.deliver)(Observation::Gap { kernel: false, calls: true });
+        }
+        any
+    }
+
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             let mut changed = match commands.recv_timeout(TICK) {
@@ -140,8 +239,9 @@ impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
                 Ok(tick) => changed |= tick,
                 Err(error) => tracing::warn!("cannot look through /proc for libraries: {error}"),
             }
+            changed |= self.look_for_pace(Instant::now());
             if changed {
-                (self.covered)(self.watcher.coverage());
+                self.covered();
             }
         }
         self.watcher.detach_all();
@@ -153,20 +253,20 @@ impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
         match command {
             Command::Name(path, reply) => {
                 let answer = self.watcher.add_named(&path);
-                (self.covered)(self.watcher.coverage());
+                self.covered();
                 let _ = reply.send(answer);
                 false
             }
             Command::Preattach(paths, reply) => {
                 if self.watcher.preattach(&paths) {
-                    (self.covered)(self.watcher.coverage());
+                    self.covered();
                 }
                 let _ = reply.send(());
                 false
             }
             Command::Rescan(reply) => {
                 match self.watcher.rescan(Instant::now()) {
-                    Ok(_) => (self.covered)(self.watcher.coverage()),
+                    Ok(_) => self.covered(),
                     Err(error) => {
                         tracing::warn!("cannot look through /proc for libraries: {error}");
                     }
@@ -176,6 +276,11 @@ impl<T: Fn(News<'_>), C: Fn(Vec<CoverageRow>)> Work<T, C> {
             }
             Command::Duplicate(first, second) => self.watcher.duplicate(first, second),
             Command::Demand(process, wanted) => self.watcher.demand(process, wanted),
+            Command::Stop(stop) => {
+                self.stopped = stop;
+                self.watcher.stop(stop);
+                true
+            }
         }
     }
 }

@@ -125,6 +125,11 @@ impl Users {
         self.all.retain(|_, user| !user.files.is_empty() || user.device.is_some());
     }
 
+    /// The files that a process maps.
+    pub(super) fn files(&self, pid: u32) -> impl Iterator<Item = FileKey> {
+        self.all.get(&pid).into_iter().flat_map(|user| user.files.keys().copied())
+    }
+
     /// Notes who has ended, and forgets who has for long. Whether anybody has been forgotten.
     pub(super) fn age(&mut self) -> bool {
         let now = Timestamp::now();

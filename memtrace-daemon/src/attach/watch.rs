@@ -19,6 +19,7 @@ use super::inspect::{Inspection, inspect, inspect_executable};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
 use super::mappings::{Mappings, MappingsError, News};
 use super::probing::Prober;
+use super::rest::Rest;
 use super::users::{self, Noted, Users};
 use crate::snapshot::CoverageRow;
 
@@ -56,6 +57,10 @@ pub struct Watcher<P: Prober> {
     aged: Option<Instant>,
     /// Something about who runs what has changed, and was not told yet.
     moved: bool,
+    /// Files that a person named.
+    named: Vec<PathBuf>,
+    /// Nothing is attached.
+    stopped: bool,
 }
 
 impl<P: Prober> Watcher<P> {
@@ -83,6 +88,8 @@ impl<P: Prober> Watcher<P> {
             told: Timestamp::now(),
             aged: None,
             moved: false,
+            named: Vec::new(),
+            stopped: false,
         }
     }
 
@@ -97,7 +104,29 @@ impl<P: Prober> Watcher<P> {
     /// # Errors
     /// That it cannot be read, has none of the functions, or cannot be probed.
     pub fn add_named(&mut self, path: &Path) -> Result<u32, LibraryError> {
-        self.libraries.add_named(path)
+        let added = self.libraries.add_named(path);
+        if added.is_ok() && !self.named.iter().any(|known| known == path) {
+            self.named.push(path.to_owned());
+        }
+        added
+    }
+
+    /// Detaches from everything and attaches to nothing, or attaches again to what is mapped
+    /// and what was named.
+    pub fn stop(&mut self, stop: bool) {
+        if std::mem::replace(&mut self.stopped, stop) == stop {
+            return;
+        }
+        self.libraries.detach_all();
+        // With the next tick.
+        (self.scanned, self.devices) = (None, None);
+        if !stop {
+            for path in self.named.clone() {
+                if let Err(error) = self.libraries.add_named(&path) {
+                    tracing::warn!("{error}");
+                }
+            }
+        }
     }
 
     /// Attaches to files that a command is going to load, see `preattach.rs`. Whether coverage
@@ -127,6 +156,9 @@ impl<P: Prober> Watcher<P> {
             let began = Instant::now();
             let lost = mappings.drain(|mapping| {
                 told(News::Mapped(&mapping));
+                if self.stopped {
+                    return;
+                }
                 let mapping = CodeMapping::from(mapping);
                 let known = new.iter().any(|other| other.key == mapping.key);
                 if mapping.key.inode == 0 {
@@ -157,6 +189,7 @@ impl<P: Prober> Watcher<P> {
             }
         }
         changed |= self.examine();
+        changed |= self.libraries.wake(now);
         if self.aged.is_none_or(|last| now.duration_since(last) >= FAST_RESCAN) {
             self.aged = Some(now);
             self.moved |= self.users.age();
@@ -175,6 +208,9 @@ impl<P: Prober> Watcher<P> {
     /// # Errors
     /// That /proc cannot be listed.
     pub fn rescan(&mut self, now: Instant) -> io::Result<bool> {
+        if self.stopped {
+            return Ok(false);
+        }
         let before = self.coverage();
         self.scanned = Some(now);
         self.lost = false;
@@ -214,6 +250,17 @@ impl<P: Prober> Watcher<P> {
     /// coverage has changed.
     pub fn demand(&mut self, process: u32, wanted: bool) -> bool {
         self.libraries.demand(process, wanted)
+    }
+
+    /// Takes probes away for a while: from the files that the process is known to run, or from
+    /// all. Whether any were there.
+    pub fn rest(&mut self, rest: Rest, now: Instant) -> bool {
+        let mut ids: Vec<u32> =
+            self.users.files(rest.pid).filter_map(|key| self.libraries.id_of(key)).collect();
+        if ids.is_empty() {
+            ids = self.libraries.ids();
+        }
+        ids.into_iter().fold(false, |any, id| any | self.libraries.rest(id, rest, now))
     }
 
     /// Files attached.

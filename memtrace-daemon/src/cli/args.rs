@@ -40,6 +40,10 @@ pub enum Command {
     Top(SocketArgs),
     /// Say in a few lines how the daemon fares.
     Status(SocketArgs),
+    /// Have the daemon stop tracing at once: nothing in the kernel runs a program of it any more.
+    Stop(SocketArgs),
+    /// Have it go on. What came and went meanwhile is on no books.
+    Resume(SocketArgs),
     /// Say what this host can do for memtrace, and how to mend what it cannot.
     Doctor(DoctorArgs),
     /// Write what is seen of the host, or of a command, into a file that can be replayed.
@@ -261,11 +265,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Stop>
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Stop {
             status: 2,
-            message:
-                "memtrace: say what to do: run, attach, daemon, dump, top, status, doctor, record \
-                      or replay; \
+            message: "memtrace: say what to do: run, attach, daemon, dump, top, status, stop, \
+                      resume, doctor, record or replay; \
                       see memtrace --help"
-                    .into(),
+                .into(),
         },
         _ => Stop { status: 2, message: one_line(&error.render().to_string()) },
     })

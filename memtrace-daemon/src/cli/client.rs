@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
+use hyper::http::request::Builder;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -66,13 +67,34 @@ pub async fn get(
     target: &str,
     out: &mut (dyn Write + Send),
 ) -> Result<(), ClientError> {
+    exchange(socket, Request::get(target), out).await
+}
+
+/// Tells the daemon to do what `target` stands for, and writes its words to `out`.
+///
+/// # Errors
+///
+/// [`ClientError`].
+pub async fn post(
+    socket: &Path,
+    target: &str,
+    out: &mut (dyn Write + Send),
+) -> Result<(), ClientError> {
+    exchange(socket, Request::post(target), out).await
+}
+
+async fn exchange(
+    socket: &Path,
+    request: Builder,
+    out: &mut (dyn Write + Send),
+) -> Result<(), ClientError> {
     let failed = |reason: String| ClientError::Failed { path: socket.to_owned(), reason };
     let stream = UnixStream::connect(socket).await.map_err(|error| connecting(socket, &error))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.to_string()))?;
     // Ends by itself when the sender is dropped or the daemon hangs up.
     let connection = tokio::spawn(connection);
-    let request = Request::get(target)
+    let request = request
         .header(hyper::header::HOST, "localhost")
         .body(Empty::<Bytes>::new())
         .map_err(|error| failed(error.to_string()))?;

@@ -15,14 +15,17 @@ use super::{
     session::{Plan, Session},
 };
 use crate::{
-    attach::options::{Sizes, Subject},
+    attach::{
+        ceiling::CeilingConfig,
+        options::{Sizes, Subject},
+    },
     catalog,
-    config::{Config, DomainSection, Maps, TorchSection, VerdictSection},
+    config::{CeilingSection, Config, DomainSection, Maps, TorchSection, VerdictSection},
     engine::{
         policy::CgroupPolicy,
         task::{OnDemand, Request},
     },
-    serve::{AllowedHosts, Listeners, Refresh, RefreshRequest, State},
+    serve::{AllowedHosts, Control, ControlRequest, Listeners, Refresh, RefreshRequest, State},
     snapshot::Snapshot,
     verdict::{DomainConfig, VerdictConfig},
 };
@@ -60,8 +63,10 @@ pub async fn daemon(arguments: DaemonArgs) -> anyhow::Result<u8> {
     let session = Session::start(plan(&config)?).await?;
     let (refresh, asked) = Refresh::channel();
     tokio::spawn(pass_on(asked, session.requests()));
+    let (control, told) = Control::channel();
+    tokio::spawn(pass_on_control(told, session.requests()));
     let hosts = AllowedHosts::new(config.allowed_hosts.iter().cloned());
-    let state = State::new(session.published(), refresh, hosts);
+    let state = State::new(session.published(), refresh, control, hosts);
     let (stop, stopped) = watch::channel(false);
     let serving = tokio::spawn(listeners.serve(state, stopped));
 
@@ -100,6 +105,9 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     let exclude = &config.exclude;
     plan.files.exclude_build_ids.clone_from(&exclude.library_build_id);
     plan.files.exclude_paths.clone_from(&exclude.library_path);
+    plan.files.exclude_versions.clone_from(&exclude.library_version);
+    let CeilingSection { firings_per_second, pause } = config.ceiling;
+    plan.ceiling = CeilingConfig { firings_per_second, pause };
     plan.named.clone_from(&config.libraries);
     plan.exact_sites.clone_from(&config.exact_sites);
     plan.allocators.clone_from(&config.stacks.allocators);
@@ -205,6 +213,19 @@ async fn pass_on(mut asked: mpsc::Receiver<RefreshRequest>, requests: mpsc::Send
     }
 }
 
+/// Hands on that tracing is to stop, or to go on.
+async fn pass_on_control(
+    mut told: mpsc::Receiver<ControlRequest>,
+    requests: mpsc::Sender<Request>,
+) {
+    while let Some(ControlRequest { stop, reply }) = told.recv().await {
+        tracing::warn!("{}", if stop { "tracing is stopped" } else { "tracing goes on" });
+        if requests.send(Request::Control { stop, reply }).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Tells systemd, where it listens.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
@@ -245,6 +266,8 @@ mod tests {
             VerdictConfig::default()
         );
         assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
+        let CeilingSection { firings_per_second, pause } = CeilingSection::default();
+        assert_eq!(CeilingConfig { firings_per_second, pause }, CeilingConfig::default());
     }
 
     #[test]

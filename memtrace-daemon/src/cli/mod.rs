@@ -5,6 +5,7 @@ pub mod args;
 pub mod attach;
 pub mod client;
 pub mod command;
+pub mod control;
 pub mod daemon;
 pub mod doctor;
 pub mod dump;

@@ -22,13 +22,14 @@ use super::recording::{Destination, Header};
 use crate::{
     attach::{
         abilities,
+        ceiling::{Ceiling, CeilingConfig},
         libraries::Libraries,
         mappings::News,
         memory,
         options::{Options, Sizes, Subject},
         policy::FilePolicy,
         probing::Probers,
-        thread::AttachThread,
+        thread::{AttachThread, Pace},
         tracer::{StepMap, Tracer},
         watch::Watcher,
     },
@@ -40,7 +41,7 @@ use crate::{
     host::{Host, clock, identity},
     intake::{Reader, recording::Writing},
     ledger::LedgerConfig,
-    record::{Observation, Record},
+    record::Record,
     snapshot::Snapshot,
     stacks::{Mapping, Stacks, StacksOptions, StepSink},
     verdict::VerdictConfig,
@@ -76,6 +77,8 @@ pub struct Plan {
     pub verdict: VerdictConfig,
     /// When tensors are looked at although their domain is off; never, if `None`.
     pub on_demand: Option<OnDemand>,
+    /// From when on probes cost too much.
+    pub ceiling: CeilingConfig,
     /// Where what the engine is told is written to.
     pub recording: Option<Destination>,
     /// Called every second by the living engine.
@@ -104,6 +107,7 @@ impl Plan {
             ledger: LedgerConfig::default(),
             verdict: verdict_for_tests()?,
             on_demand: None,
+            ceiling: CeilingConfig::default(),
             recording: None,
             beat: Box::new(|| {}),
         })
@@ -144,6 +148,7 @@ impl Session {
             mut ledger,
             verdict,
             on_demand,
+            ceiling,
             recording,
             beat,
         } = plan;
@@ -176,7 +181,9 @@ impl Session {
         };
         let attacher = match probing {
             Some(probing) => {
-                Some(Arc::new(start_attacher(probing, files, stacks.clone(), records.clone())?))
+                let watcher = Watcher::new(Libraries::new(probing, files));
+                let pace = Pace::new(tracer.paces()?, Ceiling::new(ceiling));
+                Some(Arc::new(start_attacher(watcher, pace, stacks.clone(), records.clone())?))
             }
             None => None,
         };
@@ -330,12 +337,11 @@ fn probers(tracer: &mut Tracer, options: &Options) -> anyhow::Result<Probers> {
 }
 
 fn start_attacher(
-    probing: Probers,
-    files: FilePolicy,
+    watcher: Watcher<Probers>,
+    pace: Pace,
     stacks: Stacks,
     records: mpsc::Sender<Record>,
 ) -> anyhow::Result<AttachThread> {
-    let watcher = Watcher::new(Libraries::new(probing, files));
     let told = move |news: News<'_>| match news {
         News::Mapped(mapping) => stacks.mapping(&Mapping {
             tgid: mapping.pid,
@@ -349,14 +355,13 @@ fn start_attacher(
         News::Until(at) => stacks.told_until(at),
         News::Lost => stacks.mappings_lost(),
     };
-    let covered = move |rows| {
+    let deliver = move |observation| {
         let now_ns = crate::host::clock::monotonic_ns();
-        let observation = Observation::Coverage(rows);
         if records.try_send(Record::Observation { now_ns, observation }).is_err() {
             tracing::warn!("the engine is too busy to hear what is covered");
         }
     };
-    AttachThread::start(watcher, told, covered).context("cannot start a thread")
+    AttachThread::start(watcher, pace, told, deliver).context("cannot start a thread")
 }
 
 /// Tests make maps tiny, so that every branch that drops something is taken.

@@ -16,7 +16,9 @@ use serde::Deserialize;
 use crate::catalog::{self, AllocatorRow, FreeRow};
 
 pub use policy::{Exclude, Include};
-pub use sections::{DomainSection, Maps, StacksSection, TorchSection, VerdictSection};
+pub use sections::{
+    CeilingSection, DomainSection, Maps, StacksSection, TorchSection, VerdictSection,
+};
 pub use values::{Domains, Listen};
 
 /// Where the daemon looks when no `--config` is given; it need not exist.
@@ -71,6 +73,8 @@ pub struct Config {
     pub exclude: Exclude,
     /// When growth becomes a finding.
     pub verdict: VerdictSection,
+    /// From when on probes cost too much.
+    pub ceiling: CeilingSection,
     /// Functions that give memory, beside those that memtrace knows.
     pub allocator: Vec<AllocatorRow>,
     /// Functions that take memory back, beside those that memtrace knows.
@@ -97,6 +101,7 @@ impl Default for Config {
             include: Include::default(),
             exclude: Exclude::default(),
             verdict: VerdictSection::default(),
+            ceiling: CeilingSection::default(),
             allocator: Vec::new(),
             free: Vec::new(),
         }
@@ -194,6 +199,7 @@ impl Config {
         self.include.validate()?;
         self.exclude.validate()?;
         self.verdict.validate()?;
+        self.ceiling.validate()?;
         self.validate_domains()?;
         for (key, path) in [("socket", &self.socket), ("state_dir", &self.state_dir)] {
             if !path.is_absolute() {

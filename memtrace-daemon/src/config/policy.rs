@@ -38,6 +38,8 @@ pub struct Exclude {
     pub library_build_id: Vec<String>,
     /// Libraries by the path that a process maps them with.
     pub library_path: Vec<PathBuf>,
+    /// Libraries by name and version, as their DT_SONAME or their file's name has it.
+    pub library_version: Vec<String>,
 }
 
 impl Include {
@@ -60,6 +62,15 @@ impl Exclude {
             if id.is_empty() || id.len() % 2 != 0 || !id.bytes().all(|b| b.is_ascii_hexdigit()) {
                 return Err(format!(
                     "exclude.library_build_id: `{id}` is no build id; `file LIBRARY` prints it"
+                ));
+            }
+        }
+        for version in &self.library_version {
+            let number = version.split_once(".so.").map_or("", |(_, number)| number);
+            if version.contains('/') || !number.starts_with(|first: char| first.is_ascii_digit()) {
+                return Err(format!(
+                    "exclude.library_version: `{version}` is no library with a version; write it \
+                     like libcudart.so.12 or libcuda.so.550.54"
                 ));
             }
         }

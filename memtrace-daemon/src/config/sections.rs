@@ -162,6 +162,41 @@ impl TorchSection {
     }
 }
 
+/// From when on probes cost too much, and are taken away for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CeilingSection {
+    /// Firings a second and process; 0: there is no ceiling.
+    pub firings_per_second: u64,
+    /// How long the probes are away.
+    #[serde(deserialize_with = "values::duration")]
+    pub pause: Duration,
+}
+
+impl Default for CeilingSection {
+    fn default() -> Self {
+        Self { firings_per_second: 1_000_000, pause: Duration::from_secs(60) }
+    }
+}
+
+impl CeilingSection {
+    /// Bounds: taking probes away and bringing them back has a price too.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Self { firings_per_second, pause } = self;
+        if (1..1_000).contains(firings_per_second) {
+            return Err(format!(
+                "ceiling.firings_per_second: {firings_per_second} is what any program does; 0 is \
+                 no ceiling, others begin at 1000"
+            ));
+        }
+        let seconds = pause.as_secs_f64();
+        if !(1.0..=86_400.0).contains(&seconds) {
+            return Err(format!("ceiling.pause: {seconds} s is not between 1s and 24h"));
+        }
+        Ok(())
+    }
+}
+
 /// When growth becomes a finding.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -54,6 +54,13 @@ fn a_wrong_line_is_named_in_one_line() {
         ("[stacks]\nallocators = ['f', ' **']", "stacks.allocators: ` **` fits every function"),
         ("[exclude]\ncomm = ['a-very-long-process-name']", "exclude.comm"),
         ("[exclude]\nlibrary_build_id = ['xyz']", "exclude.library_build_id: `xyz`"),
+        (
+            "[exclude]\nlibrary_version = ['libcudart']",
+            "exclude.library_version: `libcudart` is no",
+        ),
+        ("[exclude]\nlibrary_version = ['a.so.x']", "exclude.library_version: `a.so.x` is no"),
+        ("[ceiling]\nfirings_per_second = 999", "ceiling.firings_per_second: 999 is what any"),
+        ("[ceiling]\npause = '10ms'", "ceiling.pause: 0.01 s is not between"),
         ("[include]\nunit = ['nginx']", "include.unit: `nginx` is no unit"),
         ("[include]\ncgroup = ['nginx']", "include.cgroup: `nginx` does not begin with /"),
         ("[verdict]\nwindow_seconds = nan", "verdict.window_seconds: NaN"),
@@ -211,9 +218,15 @@ fn the_packaged_file_says_the_defaults() {
     ] {
         assert!(written.contains_key(key), "{key} is not in memtrace.toml");
     }
-    for (section, keys) in
-        [("maps", 7), ("stacks", 2), ("torch", 4), ("include", 4), ("exclude", 6), ("verdict", 7)]
-    {
+    for (section, keys) in [
+        ("maps", 7),
+        ("stacks", 2),
+        ("torch", 4),
+        ("include", 4),
+        ("exclude", 7),
+        ("verdict", 7),
+        ("ceiling", 2),
+    ] {
         assert_eq!(written[section].as_table().unwrap().len(), keys, "[{section}]");
     }
 }

@@ -83,8 +83,8 @@ impl Core {
         let mut effects = Effects::default();
         self.ledger.apply(record, &mut effects);
         match record {
-            Record::Observation { now_ns: _, observation } => {
-                self.host.observe(observation, || self.ledger.host_terms());
+            Record::Observation { now_ns, observation } => {
+                self.host.observe(*now_ns, observation, || self.ledger.host_terms());
             }
             Record::Tick { now_ns } => {
                 self.judge(*now_ns);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_common::{Domain, LossCause, LossCounter};
 
 use crate::record::{CgroupLimit, DeviceMemory, Observation};
-use crate::snapshot::{CoverageRow, Loss, RECORDING_GAP, Terms};
+use crate::snapshot::{CoverageRow, Loss, RECORDING_GAP, STOPPED, Terms};
 
 /// Growth below this says nothing about what share of it is explained, bytes.
 const WORTH_EXPLAINING: u64 = 1 << 20;
@@ -22,6 +22,12 @@ pub(super) struct HostFacts {
     loss: Vec<LossCounter>,
     /// Records that a recording lacks.
     unrecorded: u64,
+    /// Since when tracing is stopped, monotonic ns, and how often it was.
+    pub(super) stopped_ns: Option<u64>,
+    stops: u64,
+    /// What is taken for lost in gaps: nobody knows how much it was, so as much as was ever seen.
+    unseen_of_kernel: u64,
+    unseen_of_calls: u64,
     pub(super) coverage: Vec<CoverageRow>,
 }
 
@@ -62,6 +68,7 @@ impl Gauge {
 impl HostFacts {
     pub(super) fn observe(
         &mut self,
+        now_ns: u64,
         observation: &Observation,
         terms: impl Fn() -> BTreeMap<Domain, Terms>,
     ) {
@@ -85,6 +92,21 @@ impl HostFacts {
                 let known = self.devices.entry(device.index).or_insert_with(new);
                 known.used.now = now;
                 known.now.clone_from(device);
+            }
+            Observation::Tracing { stopped } => {
+                self.stops += u64::from(*stopped && self.stopped_ns.is_none());
+                self.stopped_ns = stopped.then(|| self.stopped_ns.unwrap_or(now_ns));
+            }
+            Observation::Gap { kernel, calls } => {
+                for (domain, terms) in terms() {
+                    let (hit, unseen) = if domain == Domain::Kernel {
+                        (*kernel, &mut self.unseen_of_kernel)
+                    } else {
+                        (*calls, &mut self.unseen_of_calls)
+                    };
+                    let more = if hit { terms.seen.count } else { 0 };
+                    *unseen = unseen.saturating_add(more);
+                }
             }
             Observation::DeviceLost { index } => drop(self.devices.remove(index)),
             Observation::Loss(counters) => self.loss.clone_from(counters),
@@ -114,21 +136,23 @@ impl HostFacts {
 
     /// Events that may make kernel books wrong. A full ring only makes them late.
     pub(super) fn lost_of_kernel(&self) -> u64 {
-        self.lost_events(&[LossCause::AccountMapFull, LossCause::Recursion])
+        let lost = self.lost_events(&[LossCause::AccountMapFull, LossCause::Recursion]);
+        lost.saturating_add(self.unseen_of_kernel)
     }
 
     /// Events that may make call-path books wrong.
     pub(super) fn lost_of_calls(&self) -> u64 {
-        self.lost_events(&[
+        let lost = self.lost_events(&[
             LossCause::InflightFull,
             LossCause::MissedReturn,
             LossCause::UnreadablePointer,
             LossCause::RateCeiling,
-        ])
+        ]);
+        lost.saturating_add(self.unseen_of_calls)
     }
 
-    /// All causes, those that never happened included; that a recording lacks records only where
-    /// it does.
+    /// All causes, those that never happened included; that a recording lacks records, or
+    /// that tracing was stopped, only where that is so.
     pub(super) fn losses(&self, refused_stacks: u64) -> BTreeMap<&'static str, Loss> {
         let row = |cause: LossCause| {
             let LossCounter { count, bytes } = self.lost(cause);
@@ -138,7 +162,9 @@ impl HostFacts {
         };
         let gap = Loss { count: self.unrecorded, bytes: None };
         let gap = (self.unrecorded > 0).then_some((RECORDING_GAP, gap));
-        LossCause::ALL.into_iter().map(row).chain(gap).collect()
+        let stops = Loss { count: self.stops, bytes: None };
+        let stops = (self.stops > 0).then_some((STOPPED, stops));
+        LossCause::ALL.into_iter().map(row).chain(gap).chain(stops).collect()
     }
 
     /// Device memory of a process as NVML sees it; `None` where there is no device.

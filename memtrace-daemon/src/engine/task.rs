@@ -5,6 +5,8 @@
 //! and answers with records.
 
 mod ages;
+mod control;
+mod latency;
 mod tensors;
 
 use std::{
@@ -77,6 +79,13 @@ pub enum Request {
         /// Where it goes.
         reply: oneshot::Sender<Arc<Snapshot>>,
     },
+    /// Stop tracing at once, or go on.
+    Control {
+        /// Whether to stop.
+        stop: bool,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// Follow a thread group and its children.
     Trace {
         /// The thread group.
@@ -146,6 +155,8 @@ pub struct Engine {
     aged: (u64, u32),
     /// Processes whose tensors are looked at, or were.
     tensors: Watched,
+    /// Nothing is traced.
+    stopped: bool,
     /// How many news there were at the last snapshot, and when that was.
     last_published: (u64, Instant),
 }
@@ -162,7 +173,6 @@ impl Engine {
     pub fn new(parts: Parts) -> Self {
         Self {
             core: Core::new(parts.core.clone()),
-            parts,
             loss: Vec::new(),
             reconcile: false,
             reconcile_at: None,
@@ -171,7 +181,9 @@ impl Engine {
             measured: 0,
             aged: (0, 0),
             tensors: Watched::default(),
+            stopped: false,
             last_published: (0, Instant::now()),
+            parts,
         }
     }
 
@@ -228,6 +240,9 @@ impl Engine {
         match request {
             Request::Trace { tgid, reply } => {
                 let _ = reply.send(self.parts.tracer.trace(tgid).map_err(|e| e.to_string()));
+            }
+            Request::Control { stop, reply } => {
+                let _ = reply.send(self.control(stop).map_err(|error| error.to_string()));
             }
             Request::Snapshot { patience, reply } => {
                 self.scan_ages(u64::MAX);
@@ -351,8 +366,10 @@ impl Engine {
     fn flush(&mut self) {
         // What is in the ring already would only make the flush find it full.
         self.drain_all();
-        self.take_in("flush the kernel's counters", Tracer::flush);
-        self.look_for_loss();
+        if !self.stopped {
+            self.take_in("flush the kernel's counters", Tracer::flush);
+            self.look_for_loss();
+        }
         if self.reconcile || self.reconcile_at.is_some_and(|at| self.core.unwound() >= at) {
             self.read_live_ids();
         }
@@ -371,6 +388,9 @@ impl Engine {
         };
         if let Some(budget) = counters.get_mut(LossCause::StackBudget as usize) {
             budget.count += self.parts.stacks.status().not_unwound;
+        }
+        if let Some(ceiling) = counters.get_mut(LossCause::RateCeiling as usize) {
+            ceiling.count += self.parts.attacher.as_ref().map_or(0, |attacher| attacher.rests());
         }
         if counters == self.loss {
             return;
@@ -463,6 +483,7 @@ impl Engine {
         let mut snapshot = self.core.snapshot(anchor.monotonic_ns, &setting);
         snapshot.runtime.ready = self.parts.ready.load(Ordering::Acquire);
         snapshot.runtime.program_seconds = self.parts.tracer.run_seconds().into_iter().collect();
+        snapshot.latency = self.latency();
         for name in self.parts.tracer.attached() {
             snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
         }

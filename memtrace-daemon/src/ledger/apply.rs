@@ -70,6 +70,8 @@ impl Ledger {
             Observation::LiveIds { next_id, ids } => self.live_ids(*next_id, ids, now_ns),
             Observation::Memory(_)
             | Observation::DeviceLost { .. }
+            | Observation::Tracing { .. }
+            | Observation::Gap { .. }
             | Observation::ProcessMemory(_)
             | Observation::UnusedShared(_)
             | Observation::Loss(_)

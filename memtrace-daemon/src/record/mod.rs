@@ -225,6 +225,18 @@ pub enum Observation {
         /// Sorted.
         ids: Vec<u64>,
     },
+    /// A person has stopped tracing, or has it go on.
+    Tracing {
+        /// Whether it is stopped now.
+        stopped: bool,
+    },
+    /// For a while some events were not seen, nobody knows how many.
+    Gap {
+        /// Of the kernel domain.
+        kernel: bool,
+        /// Of library functions.
+        calls: bool,
+    },
     /// A GPU that answered before does not any more: nothing is known of it.
     DeviceLost {
         /// NVML index.

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use memtrace_common::{Amount, LossCause};
 
 use crate::snapshot::{
-    Baseline, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding, Frame, FrameKind,
-    HostInfo, Loss, Pool, Process, ProcessDevice, ProcessTerms, Runtime, Sample, Site, Snapshot,
-    Taken, TakenBy, Terms, Verdict, difference,
+    Baseline, CallLatency, CoverageRow, Device, DeviceProcess, Evidence, Exhaustion, Finding,
+    Frame, FrameKind, HostInfo, Loss, Pool, Process, ProcessDevice, ProcessTerms, Runtime, Sample,
+    Site, Snapshot, Taken, TakenBy, Terms, Verdict, difference,
 };
 
 pub(crate) fn time(text: &str) -> Timestamp {
@@ -29,6 +29,7 @@ pub(crate) fn empty() -> Snapshot {
         schema: 1,
         generated_at: time("2026-11-29T23:10:04Z"),
         attached_at: time("2026-11-29T20:55:01Z"),
+        stopped_at: None,
         host: HostInfo { name: "gpu-17".into(), kernel: "6.18.2".into(), arch: "x86_64".into() },
         domains: ["kernel", "cuda", "managed", "pinned"]
             .map(|name| (name, Terms::default()))
@@ -43,6 +44,7 @@ pub(crate) fn empty() -> Snapshot {
         ],
         devices: vec![],
         layers: vec![],
+        latency: vec![],
         loss: LossCause::ALL
             .into_iter()
             .map(|cause| (cause.name(), Loss { count: 0, bytes: cause.bytes_known().then_some(0) }))
@@ -310,6 +312,8 @@ pub(crate) fn busy() -> Snapshot {
     snapshot.runtime.explained = [("cuda", 0.98)].into();
     let device = ProcessDevice::of(65 << 30, snapshot.domains["cuda"].live.bytes, 0);
     snapshot.processes[0].device = Some(device);
+    let buckets = vec![(Some(0.000_001), 7), (Some(0.000_002), 2), (None, 1)];
+    snapshot.latency = vec![CallLatency::new("cudaMalloc", 0.25, buckets)];
     snapshot.devices = vec![Device {
         index: 0,
         total_bytes: 80 << 30,

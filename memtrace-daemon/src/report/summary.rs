@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::coverage::{layers_line, process_lines};
 use super::escape::escape;
-use super::text::{device_line, domain_lines, labelled, loss_lines};
+use super::text::{device_line, domain_lines, labelled, loss_lines, stopped};
 use crate::human;
 use crate::snapshot::{CoverageRow, Device, HostInfo, Layer, Loss, Snapshot, Terms};
 
@@ -23,6 +23,8 @@ pub struct Summary<'a> {
     pub generated_at: Timestamp,
     /// When the probes were attached.
     pub attached_at: Timestamp,
+    /// Since when tracing is stopped.
+    pub stopped_at: Option<Timestamp>,
     /// The host.
     pub host: &'a HostInfo,
     /// Whether start-up attachment is done.
@@ -72,6 +74,7 @@ impl<'a> Summary<'a> {
             version: env!("CARGO_PKG_VERSION"),
             generated_at: snapshot.generated_at,
             attached_at: snapshot.attached_at,
+            stopped_at: snapshot.stopped_at,
             host: &snapshot.host,
             ready: snapshot.runtime.ready,
             domains: &snapshot.domains,
@@ -104,6 +107,9 @@ impl<'a> Summary<'a> {
                 human::duration(watched),
             ),
         );
+        if let Some(line) = stopped(self.stopped_at) {
+            say("STOPPED", line);
+        }
         let verdicts: Vec<_> =
             self.findings.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
         say(

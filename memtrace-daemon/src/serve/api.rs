@@ -148,6 +148,24 @@ pub(super) async fn dump(Shared(state): Shared<Arc<State>>, wanted: Wanted) -> R
     stream(&state, format, move |out| render(&snapshot, format, &wanted.filter, wanted.width, out))
 }
 
+/// Stops tracing at once.
+pub(super) async fn stop(Shared(state): Shared<Arc<State>>) -> Response {
+    control(&state, true).await
+}
+
+/// Has it go on.
+pub(super) async fn resume(Shared(state): Shared<Arc<State>>) -> Response {
+    control(&state, false).await
+}
+
+async fn control(state: &State, stop: bool) -> Response {
+    match (state.control.stop(stop).await, stop) {
+        (Ok(()), true) => "tracing is stopped; the books keep what they have\n".into_response(),
+        (Ok(()), false) => "tracing goes on; the books have a gap\n".into_response(),
+        (Err(why), _) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response(),
+    }
+}
+
 fn stream(
     state: &State,
     format: Format,

@@ -38,7 +38,10 @@ pub(super) async fn healthz(Shared(state): Shared<Arc<State>>) -> (StatusCode, S
 }
 
 pub(super) async fn readyz(Shared(state): Shared<Arc<State>>) -> (StatusCode, &'static str) {
-    if state.last().runtime.ready {
+    let last = state.last();
+    if last.stopped_at.is_some() {
+        (StatusCode::SERVICE_UNAVAILABLE, "tracing is stopped; `memtrace resume` has it go on\n")
+    } else if last.runtime.ready {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the probes are being attached\n")

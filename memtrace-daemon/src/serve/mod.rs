@@ -1,7 +1,7 @@
 //! HTTP: three read-only routes on TCP, these and the API on the unix socket.
 //!
-//! Invariants: reads snapshots and nothing else; command lines and stacks are on the unix
-//! socket only; a TCP request must name this host (a rebound DNS name does not); connections,
+//! Invariants: reads snapshots, and beside that tells the engine to stop and to go on; command
+//! lines, stacks and control are on the unix socket only; a TCP request must name this host (a rebound DNS name does not); connections,
 //! requests and dumps at a time are bounded, so nobody can use the daemon up.
 
 mod api;
@@ -22,13 +22,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::{StatusCode, Uri};
 use axum::middleware;
-use axum::routing::get;
+use axum::routing::{get, post};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub use hosts::AllowedHosts;
 pub use socket::Socket;
-pub use state::{Refresh, RefreshRequest, State};
+pub use state::{Control, ControlRequest, Refresh, RefreshRequest, State};
 
 /// Why nothing is served. One line.
 #[derive(Debug, thiserror::Error)]
@@ -121,9 +121,12 @@ fn unix_router(state: Arc<State>) -> Router {
         .route("/api/v1/sites", get(api::sites))
         .route("/api/v1/findings", get(api::findings))
         .route("/api/v1/dump", get(api::dump))
+        .route("/api/v1/control/stop", post(api::stop))
+        .route("/api/v1/control/resume", post(api::resume))
         .fallback(|uri: Uri| async move {
             let known =
-                "/metrics, /healthz, /readyz, /api/v1/{status,processes,sites,findings,dump}";
+                "/metrics, /healthz, /readyz, /api/v1/{status,processes,sites,findings,dump}, and \
+                 by POST /api/v1/control/{stop,resume}";
             (StatusCode::NOT_FOUND, format!("no {}; here are {known}\n", uri.path()))
         })
         .with_state(state)

@@ -14,6 +14,8 @@ use crate::snapshot::Snapshot;
 /// A fresh snapshot takes one flush of the kernel's accounts; an engine that needs longer is
 /// in trouble, and an old snapshot helps more than none.
 const FRESH_WITHIN: Duration = Duration::from_secs(5);
+/// A last flush and what is detached in the kernel.
+const CONTROLLED_WITHIN: Duration = Duration::from_secs(20);
 /// Dumps that are written at a time. Each holds a thread while its reader is slow.
 const DUMPS: usize = 8;
 
@@ -43,11 +45,48 @@ impl Refresh {
     }
 }
 
+/// Somebody wants tracing to stop, or to go on.
+#[derive(Debug)]
+pub struct ControlRequest {
+    /// Whether it is to stop.
+    pub stop: bool,
+    /// Where the answer goes: what could not be done.
+    pub reply: oneshot::Sender<Result<(), String>>,
+}
+
+/// Tells the engine to stop tracing, or to go on.
+#[derive(Clone, Debug)]
+pub struct Control(mpsc::Sender<ControlRequest>);
+
+impl Control {
+    /// The telling side, and the side that the engine answers.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<ControlRequest>) {
+        let (sender, receiver) = mpsc::channel(DUMPS);
+        (Self(sender), receiver)
+    }
+
+    /// Stops tracing, or has it go on.
+    ///
+    /// # Errors
+    /// What could not be done, in one line.
+    pub async fn stop(&self, stop: bool) -> Result<(), String> {
+        let tell = async {
+            let (reply, answer) = oneshot::channel();
+            self.0.send(ControlRequest { stop, reply }).await.ok()?;
+            answer.await.ok()
+        };
+        let answer = tokio::time::timeout(CONTROLLED_WITHIN, tell).await.ok().flatten();
+        answer.unwrap_or_else(|| Err("the engine does not answer".to_owned()))
+    }
+}
+
 /// What the handlers share.
 #[derive(Debug)]
 pub struct State {
     pub(super) published: Arc<ArcSwap<Snapshot>>,
     pub(super) refresh: Refresh,
+    pub(super) control: Control,
     pub(super) hosts: AllowedHosts,
     pub(super) metrics: Metrics,
     pub(super) dumps: Arc<Semaphore>,
@@ -59,11 +98,13 @@ impl State {
     pub fn new(
         published: Arc<ArcSwap<Snapshot>>,
         refresh: Refresh,
+        control: Control,
         hosts: AllowedHosts,
     ) -> Arc<Self> {
         Arc::new(Self {
             published,
             refresh,
+            control,
             hosts,
             metrics: Metrics::default(),
             dumps: Arc::new(Semaphore::new(DUMPS)),

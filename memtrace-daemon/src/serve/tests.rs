@@ -40,7 +40,18 @@ impl Served {
                 drop(request.send(Arc::new(fresh)));
             }
         });
-        let state = State::new(published.clone(), refresh, AllowedHosts::new(["gpu-17".into()]));
+        let (control, mut told) = Control::channel();
+        let shown = published.clone();
+        tokio::spawn(async move {
+            while let Some(ControlRequest { stop, reply }) = told.recv().await {
+                let mut snapshot = Snapshot::clone(&shown.load());
+                snapshot.stopped_at = stop.then(jiff::Timestamp::now);
+                shown.store(Arc::new(snapshot));
+                drop(reply.send(Ok(())));
+            }
+        });
+        let hosts = AllowedHosts::new(["gpu-17".into()]);
+        let state = State::new(published.clone(), refresh, control, hosts);
         let listeners = Listeners::bind("127.0.0.1:0".parse().ok(), &socket).await.unwrap();
         let tcp = listeners.tcp_address().unwrap();
         let (stop, stopped) = watch::channel(false);

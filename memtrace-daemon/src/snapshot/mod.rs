@@ -7,6 +7,7 @@ mod coverage;
 mod devices;
 mod findings;
 mod frames;
+mod latency;
 mod sites;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub use coverage::{CoverageRow, Word};
 pub use devices::{Device, DeviceProcess, ProcessDevice, difference};
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
+pub use latency::CallLatency;
 pub use sites::{OWN_PROBES, Sample, Site};
 
 /// A picture of everything.
@@ -30,6 +32,8 @@ pub struct Snapshot {
     pub generated_at: Timestamp,
     /// When the probes were attached.
     pub attached_at: Timestamp,
+    /// Since when tracing is stopped; `None` while it goes on.
+    pub stopped_at: Option<Timestamp>,
     /// The host.
     pub host: HostInfo,
     /// Terms of conservation for the host, by domain name.
@@ -38,6 +42,8 @@ pub struct Snapshot {
     pub coverage: Vec<CoverageRow>,
     /// What was seen by which layer.
     pub layers: Vec<Layer>,
+    /// How long calls took, by function. A replay does not know.
+    pub latency: Vec<CallLatency>,
     /// Kinds of memory that memtrace does not see.
     pub not_seen: Vec<String>,
     /// GPUs as NVML has them, beside the books.
@@ -172,6 +178,10 @@ pub struct Loss {
     /// Bytes, where they are known.
     pub bytes: Option<u64>,
 }
+
+/// What stops of tracing are called among the losses: events that were not seen, nobody knows how
+/// many. Where there was none it is no row.
+pub const STOPPED: &str = "stopped";
 
 /// What records that a recording lacks are called among the losses; where there are none it is
 /// no row, since only a replay can have them.

@@ -7,8 +7,8 @@ use super::{
 
 /// Static probes that are attached: their cookies are forgotten after the link is closed.
 pub(super) struct Fired<L> {
-    link: L,
-    cookies: Vec<u64>,
+    pub(super) link: L,
+    pub(super) cookies: Vec<u64>,
 }
 
 /// What is attached of a file: probes on its functions, where these are, and its static probes.

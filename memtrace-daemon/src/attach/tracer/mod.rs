@@ -8,6 +8,7 @@ mod books;
 mod bpf_log;
 mod first;
 mod iterate;
+mod pace;
 mod policy;
 mod run;
 mod steps;
@@ -18,10 +19,14 @@ use access::{map_data, program};
 use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{HashMap, MapData, RingBuf},
-    programs::{BtfTracePoint, FEntry, Iter, RawTracePoint, UProbe},
+    programs::{
+        BtfTracePoint, FEntry, Iter, RawTracePoint, UProbe, fentry::FEntryLink,
+        tp_btf::BtfTracePointLink,
+    },
 };
 use first::{first_values, globals};
 use memtrace_common::Domain;
+pub use pace::Paces;
 pub use steps::StepMap;
 
 use super::{
@@ -54,13 +59,30 @@ const KERNEL: [(&str, &str); 3] =
 const KERNEL_CACHES: [(&str, &str); 2] =
     [("mt_cache_free", "kmem_cache_free"), ("mt_cache_alloc", "kmem_cache_alloc")];
 
+/// Sees frees by kfree_rcu.
+const RCU_FREE: &str = "mt_rcu_free";
+
+/// Holds a kernel program where it is attached; dropping it detaches.
+#[derive(Debug)]
+enum KernelLink {
+    /// To a tracepoint.
+    Tracepoint(#[expect(dead_code, reason = "held, never read")] BtfTracePointLink),
+    /// To the entry of a function.
+    Entry(#[expect(dead_code, reason = "held, never read")] FEntryLink),
+}
+
 /// The loaded kernel side. Dropping it detaches the kernel programs and frees the maps that
 /// nothing else holds.
 pub struct Tracer {
     ebpf: Ebpf,
     layout: KernelLayout,
-    /// Kernel programs that are attached.
+    /// Kernel programs that are attached, and what holds them there.
     attached: Vec<&'static str>,
+    links: Vec<KernelLink>,
+    /// Kernel programs that are loaded, in the order in which they are attached.
+    loaded: Vec<&'static str>,
+    /// Library functions are not looked at.
+    stopped: bool,
     /// Whether frees by kfree_rcu are seen.
     sees_rcu_frees: bool,
 }
@@ -96,7 +118,8 @@ impl Tracer {
             let program: &mut RawTracePoint = program(&mut ebpf, name)?;
             program.load().map_err(|source| TracerError::Program { name, source })?;
         }
-        Ok(Self { ebpf, layout, attached: Vec::new(), sees_rcu_frees: false })
+        let (attached, links, loaded) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { ebpf, layout, attached, links, loaded, stopped: false, sees_rcu_frees: false })
     }
 
     /// Attaches to process events, and to the slab allocator where the kernel domain is booked.
@@ -123,36 +146,68 @@ impl Tracer {
             let program: &mut BtfTracePoint = program(&mut self.ebpf, name)?;
             program
                 .load(tracepoint, &btf)
-                .and_then(|()| program.attach())
                 .map_err(|source| TracerError::Program { name, source })?;
-            self.attached.push(name);
+            self.loaded.push(name);
         }
-        if options.books(Domain::Kernel) {
-            self.attach_rcu_free(&btf);
+        self.attach_loaded()?;
+        if options.books(Domain::Kernel) && self.layout.rcu_free == Some(RcuFree::Pointer) {
+            let loaded = program::<FEntry>(&mut self.ebpf, RCU_FREE).and_then(|program| {
+                let loaded = program.load("kvfree_call_rcu", &btf);
+                loaded.map_err(|source| TracerError::Program { name: RCU_FREE, source })
+            });
+            match loaded.and_then(|()| self.attach_rcu_free()) {
+                Ok(()) => self.sees_rcu_frees = true,
+                Err(error) => tracing::info!("frees by kfree_rcu are not seen: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches the loaded tracepoint programs.
+    fn attach_loaded(&mut self) -> Result<(), TracerError> {
+        for name in &self.loaded {
+            let program: &mut BtfTracePoint = program(&mut self.ebpf, name)?;
+            let link = program.attach().and_then(|id| program.take_link(id));
+            let link = link.map_err(|source| TracerError::Program { name, source })?;
+            self.links.push(KernelLink::Tracepoint(link));
+            self.attached.push(name);
         }
         Ok(())
     }
 
     /// Sees frees by kfree_rcu where the kernel lets us; where not, they show as addresses
     /// that are handed out again.
-    fn attach_rcu_free(&mut self, btf: &Btf) {
-        const NAME: &str = "mt_rcu_free";
-        if self.layout.rcu_free != Some(RcuFree::Pointer) {
-            return;
-        }
-        let attached = program::<FEntry>(&mut self.ebpf, NAME).and_then(|program| {
-            program
-                .load("kvfree_call_rcu", btf)
-                .and_then(|()| program.attach())
-                .map_err(|source| TracerError::Program { name: NAME, source })
-        });
-        match attached {
-            Ok(_) => {
-                self.sees_rcu_frees = true;
-                self.attached.push(NAME);
-            }
-            Err(error) => tracing::info!("frees by kfree_rcu are not seen: {error}"),
-        }
+    fn attach_rcu_free(&mut self) -> Result<(), TracerError> {
+        let program: &mut FEntry = program(&mut self.ebpf, RCU_FREE)?;
+        let link = program.attach().and_then(|id| program.take_link(id));
+        let link = link.map_err(|source| TracerError::Program { name: RCU_FREE, source })?;
+        self.links.push(KernelLink::Entry(link));
+        self.attached.push(RCU_FREE);
+        Ok(())
+    }
+
+    /// Stops at once: library functions are not looked at any more, and nothing in the kernel
+    /// runs a program of ours. The maps keep what they have.
+    ///
+    /// # Errors
+    /// What the kernel said; the programs are detached all the same.
+    pub fn stop(&mut self) -> Result<(), TracerError> {
+        self.stopped = true;
+        let said = self.raise_generation();
+        self.links.clear();
+        self.attached.clear();
+        said
+    }
+
+    /// Goes on where [`Self::stop`] stopped.
+    ///
+    /// # Errors
+    /// The program that was refused, and what the kernel said.
+    pub fn resume(&mut self) -> Result<(), TracerError> {
+        self.stopped = false;
+        self.raise_generation()?;
+        self.attach_loaded()?;
+        if self.sees_rcu_frees { self.attach_rcu_free() } else { Ok(()) }
     }
 
     /// Whether frees by kfree_rcu are seen.

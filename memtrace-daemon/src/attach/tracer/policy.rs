@@ -71,7 +71,7 @@ impl Tracer {
     /// What the kernel said.
     pub fn promote(&mut self, call_site: u64) -> Result<(), TracerError> {
         insert(&mut self.ebpf, "mt_promoted", call_site, 1_u32)?;
-        self.run("mt_adjust", &[0, 1]).map(drop)
+        self.run("mt_adjust", &[0, 1, u64::from(self.stopped)]).map(drop)
     }
 }
 

@@ -6,13 +6,14 @@ use aya::{
     maps::{Array, MapData},
     programs::{Program, ProgramFd, RawTracePoint},
 };
-use memtrace_common::{LossCause, LossCounter};
+use memtrace_common::{FunctionId, Latency, LossCause, LossCounter};
 
 use super::{
     Tracer,
     access::{program, typed},
 };
 use crate::attach::{error::TracerError, misses, plain::Plain, sys};
+use crate::catalog;
 
 impl Tracer {
     /// Has the kernel side send what has changed; whether the ring buffer took all of it. If
@@ -62,7 +63,7 @@ impl Tracer {
     /// Has every thread look up anew whether it is traced or left out. By a program, because
     /// the counters beside the generation move meanwhile.
     pub(super) fn raise_generation(&mut self) -> Result<(), TracerError> {
-        self.run("mt_adjust", &[1, 0]).map(drop)
+        self.run("mt_adjust", &[1, 0, u64::from(self.stopped)]).map(drop)
     }
 
     pub(super) fn run(
@@ -95,6 +96,24 @@ impl Tracer {
             counters.push(counter);
         }
         Ok(counters)
+    }
+
+    /// How long calls of each function took, those that nobody called left out.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn latencies(&self) -> Result<Vec<(FunctionId, Latency)>, TracerError> {
+        let map: Array<&MapData, Plain<Latency>> = typed(&self.ebpf, "mt_latency")?;
+        let mut all = Vec::new();
+        for function in catalog::library_functions() {
+            let Plain(latency) = map
+                .get(&u32::from(function.id), 0)
+                .map_err(|source| TracerError::Map { name: "mt_latency", source })?;
+            if latency != Latency::default() {
+                all.push((function.id, latency));
+            }
+        }
+        Ok(all)
     }
 
     /// Run time of each program in seconds, where the kernel's statistics are on.

@@ -11,6 +11,9 @@ use crate::attach::tracer::Tracer;
 impl Engine {
     /// Has the ages of live kernel memory looked up where a window of the verdict has just ended.
     pub(super) fn scan_window(&mut self) {
+        if self.stopped {
+            return;
+        }
         let (windows, without_room) = self.aged;
         if self.core.windows() == windows {
             return;

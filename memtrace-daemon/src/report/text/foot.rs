@@ -9,7 +9,9 @@ use super::{Page, called, labelled, more};
 use crate::human;
 use crate::report::coverage::{layers_line, process_lines};
 use crate::report::escape::escape;
-use crate::snapshot::{CoverageRow, Loss, Pool, Process, ProcessTerms, RECORDING_GAP, Snapshot};
+use crate::snapshot::{
+    CoverageRow, Loss, Pool, Process, ProcessTerms, RECORDING_GAP, STOPPED, Snapshot,
+};
 
 /// Rows of coverage that are not covered and shown.
 const SHOWN: usize = 8;
@@ -77,6 +79,9 @@ pub(in crate::report) fn meaning(cause: &str) -> &'static str {
         Some(LossCause::RateCeiling) => "probes taken away for a while, too frequent",
         None if cause == RECORDING_GAP => {
             "records that could not be written in time; all verdicts are less sure for it"
+        }
+        None if cause == STOPPED => {
+            "tracing was stopped: what came and went meanwhile is on no books"
         }
         None => "see the documentation",
     }

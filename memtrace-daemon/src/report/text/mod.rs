@@ -73,12 +73,22 @@ pub fn write(snapshot: &Snapshot, width: Option<usize>, out: &mut dyn Write) -> 
     let width = width.map(|width| width.clamp(NARROWEST, WIDEST));
     let mut page = Page { out: &mut out, width };
     page.labelled("memtrace", &title(snapshot))?;
+    if let Some(line) = stopped(snapshot.stopped_at) {
+        page.labelled("STOPPED", &line)?;
+    }
     findings::write(snapshot, &mut page)?;
     large::write(snapshot, &mut page)?;
     kept::write(snapshot, &mut page)?;
     books::write(snapshot, &mut page)?;
     foot::write(snapshot, &mut page)?;
     out.flush()
+}
+
+/// That tracing is stopped, if it is.
+#[must_use]
+pub fn stopped(at: Option<jiff::Timestamp>) -> Option<String> {
+    let at = at?.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+    Some(format!("since {at}: nothing is traced; `memtrace resume` has it go on"))
 }
 
 fn title(snapshot: &Snapshot) -> String {

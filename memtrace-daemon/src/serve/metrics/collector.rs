@@ -16,6 +16,7 @@ use super::counters::{Labels, Shown, SiteSeries};
 use super::coverage;
 use super::devices::{self, DeviceSeries};
 use super::findings;
+use super::latency;
 use super::rows::{ProcessSeries, label};
 use crate::snapshot::Snapshot;
 
@@ -236,6 +237,7 @@ impl Scrape {
             }),
         )?;
         coverage::write(&self.snapshot, encoder)?;
+        latency::write(&self.snapshot, encoder)?;
         if !runtime.program_seconds.is_empty() {
             counter(
                 "bpf_run",
@@ -249,6 +251,8 @@ impl Scrape {
                 }),
             )?;
         }
+        gauge("tracing", None, "Whether anything is traced: 0 while tracing is stopped.")
+            .write(encoder, [([], Value::Whole(u64::from(self.snapshot.stopped_at.is_none())))])?;
         let version = [("version", Cow::Borrowed(env!("CARGO_PKG_VERSION")))];
         gauge("build_info", None, "Always 1; says which memtrace this is.")
             .write(encoder, [(version, Value::Whole(1))])

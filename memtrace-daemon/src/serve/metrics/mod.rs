@@ -8,6 +8,7 @@ pub mod counters;
 mod coverage;
 mod devices;
 mod findings;
+mod latency;
 pub mod members;
 pub mod rows;
 

@@ -1,0 +1,62 @@
+//! The totals of library functions as they are in the kernel, for who looks at them beside the
+//! engine. Only reads.
+
+use std::os::fd::AsFd;
+
+use aya::maps::{HashMap, Map, MapData};
+use memtrace_common::{ProcessEntry, ProcessKey, Totals, TotalsKey};
+
+use super::{Tracer, access::map_data};
+use crate::attach::{error::TracerError, plain::Plain};
+
+/// Reads totals by descriptors of its own.
+pub struct Paces {
+    totals: HashMap<MapData, Plain<TotalsKey>, Plain<Totals>>,
+    processes: HashMap<MapData, Plain<ProcessKey>, Plain<ProcessEntry>>,
+}
+
+impl std::fmt::Debug for Paces {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Paces").finish_non_exhaustive()
+    }
+}
+
+impl Paces {
+    /// All rows of totals but those that belong to nobody.
+    pub fn totals(&self, mut each: impl FnMut(&TotalsKey, &Totals)) {
+        // A row that vanishes meanwhile is of somebody who has ended.
+        for (Plain(key), Plain(totals)) in self.totals.iter().flatten() {
+            if key.space != 0 {
+                each(&key, &totals);
+            }
+        }
+    }
+
+    /// The process that has an address space now.
+    #[must_use]
+    pub fn process_of(&self, space: u32) -> Option<u32> {
+        let mut all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
+        all.find(|entry| entry.space == space && !entry.ended()).map(|entry| entry.key.tgid)
+    }
+}
+
+impl Tracer {
+    /// Reads totals beside this.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn paces(&self) -> Result<Paces, TracerError> {
+        let map = |name: &'static str| {
+            let map = self.ebpf.map(name).and_then(map_data).ok_or(TracerError::Absent(name))?;
+            let fd = map.fd().as_fd().try_clone_to_owned();
+            let fd = fd.map_err(|source| TracerError::Run { name, source })?;
+            MapData::from_fd(fd).map_err(|source| TracerError::Map { name, source })
+        };
+        let typed = |name| move |source| TracerError::Map { name, source };
+        let (totals, processes) = (map("mt_totals")?, map("mt_processes")?);
+        Ok(Paces {
+            totals: HashMap::try_from(Map::HashMap(totals)).map_err(typed("mt_totals"))?,
+            processes: HashMap::try_from(Map::HashMap(processes)).map_err(typed("mt_processes"))?,
+        })
+    }
+}
