@@ -1,5 +1,5 @@
-//! Libraries that memtrace has not seen before: opened late, named on the command line, or shown
-//! twice by overlay mounts.
+//! Libraries that memtrace has not seen before: opened late, named on the command line, shown
+//! twice by overlay mounts, in pid namespaces, or a hundred at a time.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{LIMIT, Run};
 use memtrace_tests::process::Running;
 use memtrace_tests::scratch::Scratch;
+use memtrace_tests::truth::Truth;
 
 const LATE: Duration = Duration::from_secs(20);
 const DOMAINS: &str = "cuda,managed,pinned";
@@ -179,4 +180,101 @@ fn one_library_under_two_overlay_mounts_is_not_counted_twice() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// The child of a process that has one, by its id here.
+fn child_of(parent: u32) -> Result<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let mut children = children.split_whitespace();
+    Ok(children.next().with_context(|| format!("{path} is empty"))?.parse()?)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn b13_two_first_processes_of_their_namespaces_are_two_processes() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let daemon = Daemon::start_knowing(&fixtures)?;
+    let start = |scenario: &[&str]| -> Result<(Running, Truth)> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(fixtures.client());
+        let mut first = Running::start_talking(command.args(scenario).arg("--hold"))?;
+        let truth = Truth::parse(first.read_json()?)?;
+        ensure!(truth.pid == 1, "it is {} in its namespace", truth.pid);
+        Ok((first, truth))
+    };
+    let (one, truth_of_one) = start(&["kinds"])?;
+    let (other, truth_of_other) = start(&["leak", "7", "1000"])?;
+    daemon.dump_until("books of both", LATE, |dump| {
+        for (parent, truth) in [(&one, &truth_of_one), (&other, &truth_of_other)] {
+            let pid = child_of(parent.pid())?;
+            truth.check_running(dump.process(pid)?)?;
+            let row = dump.coverage_of_process(pid)?;
+            ensure!(row.attached && row.reason.is_none(), "{row:?}");
+        }
+        Ok(())
+    })
+}
+
+/// Anonymous memory of a process, KiB.
+fn anonymous_kib(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = line.context("no RssAnon")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// How many processes open a copy of their own.
+const MANY: u32 = 100;
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_hundred_processes_with_copies_of_their_own_are_all_covered() -> Result<()> {
+    let built = fixture::build(Variant::Plain)?;
+    let mut copies = Vec::new();
+    for owner in 0..MANY {
+        let scratch = Scratch::new()?;
+        // Each is another user's: nobody may have more than 16 files probed.
+        for library in [built.cuda(), built.cudart()] {
+            let copy = scratch.copy(&library)?;
+            std::os::unix::fs::chown(&copy, Some(40_000 + owner), None)?;
+        }
+        copies.push(scratch);
+    }
+    let daemon = Daemon::start()?;
+    let before_kib = anonymous_kib(daemon.pid())?;
+    let mut loaders = Vec::new();
+    for scratch in &copies {
+        let mut command = Command::new(built.loader());
+        // The late calls come when all are probed: it takes some time for a hundred at once.
+        command.arg(scratch.join("libcudart.so.12")).args(["10", "60000", "--hold"]);
+        loaders.push(Running::start_talking(&mut command)?);
+    }
+    let began = std::time::Instant::now();
+    for loader in &mut loaders {
+        loader.go_on()?;
+    }
+    let late = Duration::from_secs(150);
+    let all_probed = |dump: &Dump| -> Result<()> {
+        for (scratch, loader) in copies.iter().zip(&loaders) {
+            check_coverage(dump, &scratch.join("libcudart.so.12"))?;
+            let row = dump.coverage_of_process(loader.pid())?;
+            ensure!(row.attached && row.layers.len() == 2, "{row:?}");
+        }
+        Ok(())
+    };
+    memtrace_tests::until("the probes", late, || all_probed(&daemon.dump_by_socket()?))?;
+    eprintln!(
+        "{MANY} processes with two copies each: probed after {:.1} s, {} KiB more in the daemon",
+        began.elapsed().as_secs_f64(),
+        anonymous_kib(daemon.pid())?.saturating_sub(before_kib)
+    );
+    for loader in &mut loaders {
+        loader.read_json()?;
+    }
+    memtrace_tests::until("the late calls", late, || {
+        let dump = daemon.dump_by_socket()?;
+        dump.check_conservation()?;
+        loaders.iter().try_for_each(|loader| check_late_calls(dump.process(loader.pid())?, 10))
+    })
 }
