@@ -92,6 +92,7 @@ pub struct Site {
     pub domain: String,
     pub api: String,
     pub context: String,
+    pub device: Option<u8>,
     pub live_bytes: u64,
     pub live_count: u64,
     pub allocated_bytes: u64,
@@ -171,7 +172,17 @@ pub struct Process {
     pub ended_at: Option<String>,
     pub measured: Measured,
     pub domains: BTreeMap<String, ProcessTerms>,
+    pub devices: Vec<OnDevice>,
     pub sites: Vec<Site>,
+}
+
+/// Live device memory on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct OnDevice {
+    pub device: Option<u8>,
+    pub live_bytes: u64,
+    pub live_count: u64,
 }
 
 impl Process {

@@ -105,6 +105,7 @@ impl Filter {
             baseline: process.baseline,
             measured: process.measured,
             domains,
+            devices: process.devices.clone(),
             sites,
         })
     }

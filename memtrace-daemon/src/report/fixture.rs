@@ -77,6 +77,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
         domain,
         api,
         context: "process",
+        device: None,
         live_bytes: live.bytes,
         live_count: live.count,
         allocated_bytes: live.bytes,
@@ -120,6 +121,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         baseline: Baseline::default(),
         measured: crate::snapshot::Measured::default(),
         domains,
+        devices: vec![],
         sites,
     }
 }

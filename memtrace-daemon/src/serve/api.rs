@@ -30,6 +30,7 @@ struct ProcessRow<'a> {
     baseline: crate::snapshot::Baseline,
     measured: crate::snapshot::Measured,
     domains: &'a std::collections::BTreeMap<&'static str, crate::snapshot::ProcessTerms>,
+    devices: &'a [crate::snapshot::OnDevice],
     sites: usize,
 }
 
@@ -47,6 +48,7 @@ impl<'a> ProcessRow<'a> {
             baseline,
             measured,
             domains,
+            devices,
             sites,
         } = process;
         Self {
@@ -61,6 +63,7 @@ impl<'a> ProcessRow<'a> {
             baseline: *baseline,
             measured: *measured,
             domains,
+            devices,
             sites: sites.len(),
         }
     }

@@ -12,6 +12,7 @@ fn part(site: u64, verdict: Verdict, confidence: Option<f64>) -> Part {
         id: RowId { function: 7, context: "process", place: Place::Site(site) },
         domain: Domain::Cuda,
         api: "cudaMalloc",
+        device: None,
         live: bytes,
         allocated: bytes,
         freed: Amount::default(),
@@ -40,6 +41,7 @@ fn process() -> Process {
         baseline: Baseline::default(),
         measured: Measured::default(),
         domains: [].into(),
+        devices: vec![],
         sites: vec![],
     }
 }

@@ -205,7 +205,24 @@ impl Scrape {
             })
         });
         gauge("device", Some(Unit::Bytes), "Memory of a GPU as NVML has it, traced or not.")
-            .write(encoder, devices)
+            .write(encoder, devices)?;
+        // At most one a number that a device can have, and one.
+        let mut live = std::collections::BTreeMap::new();
+        for on in self.snapshot.processes.iter().flat_map(|process| &process.devices) {
+            let sum: &mut u64 = live.entry(on.device).or_default();
+            *sum = sum.saturating_add(on.live_bytes);
+        }
+        let live = live.into_iter().map(|(device, bytes)| {
+            let device = device.map_or(Cow::Borrowed("unknown"), |n| Cow::Owned(n.to_string()));
+            ([("device", device)], Value::Whole(bytes))
+        });
+        gauge(
+            "device_live",
+            Some(Unit::Bytes),
+            "Live device memory on the books of running processes, by the device as each of them \
+             counts.",
+        )
+        .write(encoder, live)
     }
 
     fn tracer(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
