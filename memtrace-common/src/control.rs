@@ -80,6 +80,12 @@ impl CallLive {
     /// Nothing.
     pub const NONE: Self = Self { bytes: 0, id: 0, time_ns: 0, function: 0, context: 0, state: 0 };
 
+    /// The function in the low 16 bits; behind them the device's number and 1, or 0.
+    #[must_use]
+    pub const fn packed(&self) -> u32 {
+        self.function as u32 | self.device() << 16
+    }
+
     /// The number of the device that it is on and 1; 0 where that is not known.
     #[must_use]
     pub const fn device(&self) -> u32 {

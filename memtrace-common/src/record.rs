@@ -181,7 +181,8 @@ pub struct AllocationRecord {
     pub bytes: u64,
     /// Address space whose books it is in.
     pub space: u32,
-    /// [`crate::FunctionId`].
+    /// [`crate::FunctionId`] and, as [`CallLive::packed`](crate::CallLive::packed) has it, the
+    /// device.
     pub function: u32,
     /// Thread group of the caller.
     pub tgid: u32,

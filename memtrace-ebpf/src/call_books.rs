@@ -280,7 +280,7 @@ pub fn report(caller: &Caller, kind: RecordKind, key: &CallLiveKey, entry: &Call
         pointer: key.pointer,
         bytes: entry.bytes,
         space: caller.space,
-        function: u32::from(entry.function),
+        function: entry.packed(),
         tgid: (id >> 32) as u32,
         tid: id as u32,
         serial: caller.serial,

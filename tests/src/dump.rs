@@ -92,6 +92,7 @@ pub struct Site {
     pub domain: String,
     pub api: String,
     pub context: String,
+    pub device: Option<u8>,
     pub live_bytes: u64,
     pub live_count: u64,
     pub allocated_bytes: u64,
@@ -173,7 +174,17 @@ pub struct Process {
     pub device: Option<ProcessDevice>,
     pub pool: Option<Pool>,
     pub domains: BTreeMap<String, ProcessTerms>,
+    pub devices: Vec<OnDevice>,
     pub sites: Vec<Site>,
+}
+
+/// Live device memory on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the dump's")]
+pub struct OnDevice {
+    pub device: Option<u8>,
+    pub live_bytes: u64,
+    pub live_count: u64,
 }
 
 impl Process {

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::dump::{Amount, Process};
+use crate::dump::{Amount, OnDevice, Process};
 
 /// The domains that the stubs give memory in and that are on by default.
 pub const DOMAINS: [&str; 3] = ["cuda", "managed", "pinned"];
@@ -28,6 +28,8 @@ pub struct Truth {
 /// The stub's books of one process image.
 #[derive(Clone, Debug, Deserialize)]
 pub struct StubBooks {
+    /// Live device memory, by the number of its device.
+    pub devices: BTreeMap<String, Amount>,
     /// By domain.
     pub domains: BTreeMap<String, DomainTruth>,
     /// By function; nested calls under the outer one.
@@ -96,6 +98,23 @@ impl Truth {
             );
         }
         self.check_functions(process)
+    }
+
+    /// Checks that the books of a process that runs have its device memory on the same devices.
+    ///
+    /// # Errors
+    ///
+    /// When they do not.
+    pub fn check_devices(&self, process: &Process) -> anyhow::Result<()> {
+        let of = |on: &OnDevice| {
+            let number =
+                on.device.map_or_else(|| "unknown".to_owned(), |number| number.to_string());
+            (number, Amount { count: on.live_count, bytes: on.live_bytes })
+        };
+        let devices: BTreeMap<String, Amount> = process.devices.iter().map(of).collect();
+        let truth = &self.books.devices;
+        ensure!(devices == *truth, "the books say {devices:?}, the stub {truth:?}");
+        Ok(())
     }
 
     /// Checks that the books of a process that has ended say the same, and that what it still

@@ -1,16 +1,18 @@
 //! Memory that goes with its device's reset or with its context: `closed`, by device and context,
 //! against the true books of the stub libraries.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use memtrace_tests::daemon::{Daemon, Options};
-use memtrace_tests::dump::amount;
+use memtrace_tests::dump::{Dump, amount};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{self, Run, Traced};
 use memtrace_tests::process::Running;
+use memtrace_tests::scratch::Scratch;
 use memtrace_tests::truth::Truth;
 
 const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc,handles";
@@ -101,14 +103,18 @@ fn the_books_of_a_running_process_follow_its_resets() -> Result<()> {
         ..Options::default()
     };
     let daemon = Daemon::start_with(&options.knowing(&fixtures))?;
-    for (scenario, checkpoints) in [("reset", 3), ("reset-thread", 2), ("contexts", 2)] {
+    for (scenario, checkpoints) in
+        [("reset", 3), ("reset-thread", 2), ("contexts", 2), ("devices", 2)]
+    {
         let mut client = Command::new(fixtures.client());
         let mut client = Running::start_talking(client.args([scenario, "--hold"]))?;
         for _ in 0..checkpoints {
             let truth = Truth::parse(client.read_json()?)?;
             daemon.dump_until(scenario, LATE, |dump| {
                 dump.check_conservation()?;
-                truth.check_running(dump.process(truth.pid)?)
+                let process = dump.process(truth.pid)?;
+                truth.check_devices(process)?;
+                truth.check_running(process)
             })?;
             client.go_on()?;
         }
@@ -180,5 +186,39 @@ fn an_exec_after_a_reset_closes_the_rest() -> Result<()> {
         let terms = process.domain(domain).terms;
         assert_eq!((terms.seen, terms.closed), (seen, closed), "{domain}");
     }
+    Ok(())
+}
+
+/// Whoever is followed from the middle of its life has chosen its device before: it is not known,
+/// until it chooses again.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_device_that_was_chosen_before_memtrace_came_is_unknown() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let report = scratch.join("report.json");
+    let mut client = Command::new(fixture::build(Variant::Plain)?.client());
+    let mut client = Running::start_talking(client.args(["reset", "--hold"]))?;
+    client.read_json()?;
+    let options = ["--domains", DOMAINS, "--format", "json", "-o"].map(OsStr::new);
+    let options = options.into_iter().chain([report.as_os_str()]);
+    let mut tracer = memtrace::attach(client.pid(), options)?;
+    client.go_on()?;
+    client.read_json()?;
+    client.go_on()?;
+    client.read_json()?;
+    client.go_on()?;
+    client.finish(memtrace::LIMIT)?.expect_status(0)?;
+    tracer.finish(memtrace::LIMIT)?.expect_status(0)?;
+    let dump = Dump::parse(&std::fs::read_to_string(&report)?)?;
+    let process = dump.process(client.pid())?;
+    let devices = |api: &str| {
+        let own = process.sites.iter().filter(|site| site.api == api);
+        own.map(|site| site.device).collect::<Vec<_>>()
+    };
+    // Device 1, of which nobody knows; then device 0, which is said.
+    let unknown = devices("cudaMalloc");
+    assert!(unknown.contains(&None) && !unknown.contains(&Some(1)), "{:?}", process.sites);
+    assert_eq!(devices("cudaMallocManaged"), [Some(0)], "{:?}", process.sites);
+    assert_eq!(process.domain("cuda").unknown_frees, 0);
     Ok(())
 }

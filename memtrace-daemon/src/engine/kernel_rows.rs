@@ -40,6 +40,7 @@ pub(super) fn part(
         id: RowId { function, context: context(key), place },
         domain,
         api,
+        device: None,
         live,
         allocated: account.allocated,
         freed: account.freed,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_common::{Domain, ProcessFlags};
+use memtrace_common::{Amount, Domain, ProcessFlags};
 
 use super::call_rows::{self, View};
 use super::core::{Core, Setting};
@@ -13,8 +13,8 @@ use super::kernel_rows;
 use super::levels;
 use super::row::Rows;
 use crate::catalog;
-use crate::ledger::{Folded, FoldedKey, ProcessBooks, of_account, of_totals, text};
-use crate::snapshot::{Baseline, Finding, Measured, Process, Runtime, Snapshot, Terms};
+use crate::ledger::{Folded, FoldedKey, ProcessBooks, Space, of_account, of_totals, text};
+use crate::snapshot::{Baseline, Finding, Measured, OnDevice, Process, Runtime, Snapshot, Terms};
 
 /// Paints everything.
 pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
@@ -137,6 +137,7 @@ impl Painter<'_> {
             device: None,
             pool: self.core.pool_of(process),
             domains: BTreeMap::new(),
+            devices: Vec::new(),
             sites: Vec::new(),
         }
     }
@@ -178,6 +179,10 @@ impl Painter<'_> {
             terms.empty += totals.empty;
             terms.implausible += totals.implausible;
         }
+        if view.space.closed_ns.is_none() {
+            // A process has one address space that is open.
+            painted.devices = on_devices(view.space);
+        }
         let Self { core, now_ns, rows, .. } = self;
         call_rows::parts(core, view, *now_ns, |part| rows.add(part));
     }
@@ -211,6 +216,15 @@ impl Painter<'_> {
     }
 }
 
+fn on_devices(space: &Space) -> Vec<OnDevice> {
+    let on = |(device, live): (Option<u8>, Amount)| OnDevice {
+        device,
+        live_bytes: live.bytes,
+        live_count: live.count,
+    };
+    space.devices().into_iter().map(on).collect()
+}
+
 /// A process that is none: books that nobody in particular is behind.
 fn nobody(comm: String) -> Process {
     Process {
@@ -227,6 +241,7 @@ fn nobody(comm: String) -> Process {
         device: None,
         pool: None,
         domains: BTreeMap::new(),
+        devices: Vec::new(),
         sites: Vec::new(),
     }
 }

@@ -36,6 +36,7 @@ pub(super) struct Part {
     pub(super) id: RowId,
     pub(super) domain: Domain,
     pub(super) api: &'static str,
+    pub(super) device: Option<u8>,
     pub(super) live: Amount,
     pub(super) allocated: Amount,
     pub(super) freed: Amount,
@@ -125,6 +126,7 @@ impl Row {
                 domain: part.domain.name(),
                 api: part.api,
                 context: part.id.context,
+                device: part.device,
                 live_bytes: part.live.bytes,
                 live_count: part.live.count,
                 allocated_bytes: part.allocated.bytes,
@@ -167,6 +169,7 @@ impl Row {
     /// Adds another part of the same site. The part that holds most has the verdict.
     fn join(&mut self, part: Part) {
         let site = &mut self.site;
+        site.device = site.device.filter(|_| site.device == part.device);
         site.live_bytes += part.live.bytes;
         site.live_count += part.live.count;
         site.allocated_bytes += part.allocated.bytes;

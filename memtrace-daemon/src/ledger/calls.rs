@@ -46,7 +46,7 @@ impl Ledger {
 
     /// The function and the stack of a call; `None` where the stack finds no room.
     fn site_of(&mut self, call: &Call) -> Option<(FunctionId, StackKey)> {
-        let function = FunctionId::try_from(call.function).ok()?;
+        let function = call.function_id();
         let stack = StackKey::user(call.space, &call.stack);
         let sites = self.spaces.get(&call.space).map_or(0, |space| space.sites().len());
         if sites >= self.config.max_stacks_of_one() && !self.stacks.holds(stack) {
@@ -75,9 +75,7 @@ impl Ledger {
             space.tensor(call.function, call.bytes, true);
         }
         if call.stage == Stage::Pending {
-            if let Ok(function) = FunctionId::try_from(call.function) {
-                space.await_stack(call.id, function, call.time_ns, early);
-            }
+            space.await_stack(call.id, call.function_id(), call.time_ns, early);
             return;
         }
         let early = space.stack_came(call.id).or(early);
@@ -87,7 +85,7 @@ impl Ledger {
         let Some(space) = self.spaces.get_mut(&call.space) else {
             return;
         };
-        let new = space.allocate(call.id, function, stack, call.bytes, call.time_ns);
+        let new = space.allocate(call, function, stack);
         if let (true, Some(reason)) = (new, early) {
             space.free(call.id, reason, call.time_ns);
             self.closed_calls.insert(call.id, ClosedCall::Booked);

@@ -4,6 +4,7 @@
 //! Totals are the authority. Allocations say which site; where their records were lost, the
 //! difference is the row `unattributed`, and it is never negative.
 
+mod devices;
 mod missing;
 
 use std::collections::hash_map::Entry;
@@ -15,7 +16,7 @@ use super::cohorts::Cohorts;
 use super::tensors::{Tensors, is_part};
 use super::waiting::Waiting;
 use crate::catalog;
-use crate::record::StackKey;
+use crate::record::{Call, StackKey};
 
 /// One address space: new at exec, shared with a vfork child.
 #[derive(Debug, Default)]
@@ -66,6 +67,9 @@ pub struct CallSite {
     pub failures: u64,
     /// First allocation, monotonic ns.
     pub first_ns: u64,
+    /// The device of all that was allocated, `Some(None)` where it is not known or there are
+    /// several; `None` while nothing was.
+    device: Option<Option<u8>>,
     /// Oldest allocation that was live when the space was swept, monotonic ns.
     pub(super) oldest_ns: Option<u64>,
     /// Lowest live bytes since this was last looked at; objects where these have no bytes.
@@ -89,6 +93,13 @@ impl CallSite {
     #[must_use]
     pub const fn cohorts(&self) -> &Cohorts {
         &self.cohorts
+    }
+
+    /// The number of the device that all of it is on, or whose contexts it is bound to; `None`
+    /// where that is not known, and where there are several.
+    #[must_use]
+    pub fn device(&self) -> Option<u8> {
+        self.device.flatten()
     }
 
     /// Allocated and still there.
@@ -122,7 +133,8 @@ impl Gap {
 
 #[derive(Clone, Copy, Debug)]
 struct LiveCall {
-    site: usize,
+    site: u32,
+    device: Option<u8>,
     bytes: u64,
     time_ns: u64,
 }
@@ -264,7 +276,7 @@ impl Space {
             .filter_map(|(position, site)| Some((position, site.oldest_ns?)))
             .collect();
         for call in self.live.values() {
-            let time = oldest.entry(call.site).or_insert(call.time_ns);
+            let time = oldest.entry(call.site as usize).or_insert(call.time_ns);
             *time = call.time_ns.min(*time);
         }
         oldest
@@ -333,24 +345,24 @@ impl Space {
     }
 
     /// Books an allocation; false where its id is live already.
-    pub(super) fn allocate(
-        &mut self,
-        id: u64,
-        function: FunctionId,
-        stack: StackKey,
-        bytes: u64,
-        time_ns: u64,
-    ) -> bool {
+    pub(super) fn allocate(&mut self, call: &Call, function: FunctionId, stack: StackKey) -> bool {
+        let (id, bytes, time_ns, device) = (call.id, call.bytes, call.time_ns, call.device());
         let window = self.window(time_ns);
         let Entry::Vacant(entry) = self.live.entry(id) else { return false };
         let position = position(&mut self.sites, &mut self.index, (function, stack), time_ns);
         if let Some(site) = self.sites.get_mut(position) {
             site.allocated = site.allocated.saturating_add(Amount { count: 1, bytes });
             site.first_ns = site.first_ns.min(time_ns);
+            site.device = match site.device {
+                None => Some(device),
+                Some(known) => Some(known.filter(|_| known == device)),
+            };
             let weight = site.weight(Amount { count: 1, bytes }).bytes;
             site.cohorts.allocated(window, weight);
         }
-        entry.insert(LiveCall { site: position, bytes, time_ns });
+        // No process has so many sites.
+        let site = u32::try_from(position).unwrap_or(u32::MAX);
+        entry.insert(LiveCall { site, device, bytes, time_ns });
         self.heard(function);
         true
     }
@@ -375,7 +387,7 @@ impl Space {
         };
         let window = self.window(call.time_ns);
         let class = age_class(time_ns.saturating_sub(call.time_ns), self.window_ns);
-        if let Some(site) = self.sites.get_mut(call.site) {
+        if let Some(site) = self.sites.get_mut(call.site as usize) {
             let term = match reason {
                 FreeReason::Freed => &mut site.freed,
                 FreeReason::FreedUnseen => &mut site.freed_unseen,
@@ -467,6 +479,7 @@ fn position(
             freed_unseen: Amount::default(),
             closed: Amount::default(),
             failures: 0,
+            device: None,
             oldest_ns: None,
             first_ns: time_ns,
             low_bytes: 0,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use memtrace_common::{MAX_SLOTS, MAX_USER_FRAMES};
+use memtrace_common::{FunctionId, MAX_SLOTS, MAX_USER_FRAMES};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
@@ -35,7 +35,7 @@ pub struct Call {
     pub bytes: u64,
     /// Address space whose books it is in.
     pub space: u32,
-    /// Which function.
+    /// Which function and, in the 8 bits behind its 16, on which device: its number and 1, or 0.
     pub function: u32,
     /// Thread group of the caller.
     pub tgid: u32,
@@ -50,6 +50,23 @@ pub struct Call {
     pub stack: Arc<[u64]>,
     /// How they were taken, and whether they are all.
     pub taken: Taken,
+}
+
+impl Call {
+    /// Which function.
+    #[must_use]
+    pub const fn function_id(&self) -> FunctionId {
+        // The rest is the device.
+        (self.function & 0xffff) as FunctionId
+    }
+
+    /// The number of the device that the memory is on, or whose context it is bound to; `None`
+    /// where that is not known.
+    #[must_use]
+    pub fn device(&self) -> Option<u8> {
+        let number = (self.function >> 16 & 0xff).checked_sub(1)?;
+        u8::try_from(number).ok()
+    }
 }
 
 /// Whether the stack of a call is here.

@@ -111,6 +111,7 @@ impl Filter {
             device: process.device,
             pool: process.pool,
             domains,
+            devices: process.devices.clone(),
             sites,
         })
     }

@@ -82,6 +82,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
         domain,
         api,
         context: "process",
+        device: None,
         live_bytes: live.bytes,
         live_count: live.count,
         allocated_bytes: live.bytes,
@@ -127,6 +128,7 @@ pub(crate) fn process(pid: u32, comm: &str, sites: Vec<Site>) -> Process {
         device: None,
         pool: None,
         domains,
+        devices: vec![],
         sites,
     }
 }

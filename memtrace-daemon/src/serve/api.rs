@@ -32,6 +32,7 @@ struct ProcessRow<'a> {
     pool: Option<crate::snapshot::Pool>,
     device: Option<crate::snapshot::ProcessDevice>,
     domains: &'a std::collections::BTreeMap<&'static str, Box<crate::snapshot::ProcessTerms>>,
+    devices: &'a [crate::snapshot::OnDevice],
     sites: usize,
 }
 
@@ -51,6 +52,7 @@ impl<'a> ProcessRow<'a> {
             pool,
             device,
             domains,
+            devices,
             sites,
         } = process;
         Self {
@@ -67,6 +69,7 @@ impl<'a> ProcessRow<'a> {
             pool: *pool,
             device: *device,
             domains,
+            devices,
             sites: sites.len(),
         }
     }

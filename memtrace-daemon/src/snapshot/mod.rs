@@ -216,8 +216,21 @@ pub struct Process {
     pub device: Option<ProcessDevice>,
     /// Terms by domain name. Boxed: a map makes room for eleven at once, and most have one.
     pub domains: BTreeMap<&'static str, Box<ProcessTerms>>,
+    /// Live device memory by device; of an ended process nothing.
+    pub devices: Vec<OnDevice>,
     /// Sites, by live bytes, largest first.
     pub sites: Vec<Site>,
+}
+
+/// Live device memory on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct OnDevice {
+    /// Number of the device as the process counts them; `None` where that is not known.
+    pub device: Option<u8>,
+    /// Live bytes.
+    pub live_bytes: u64,
+    /// Live objects.
+    pub live_count: u64,
 }
 
 /// What a process held when its books began.

@@ -16,6 +16,9 @@ pub struct Site {
     pub api: &'static str,
     /// `process`, `interrupt` or `worker` (kernel domain); `process` elsewhere.
     pub context: &'static str,
+    /// Number of the device, as the process counts them, that its memory is on or whose context it
+    /// is bound to; `None` where that is not known, has no meaning, or is not one.
+    pub device: Option<u8>,
     /// Live bytes; of an ended process' user domains, what it held at its end.
     pub live_bytes: u64,
     /// Live objects.

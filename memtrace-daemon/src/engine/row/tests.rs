@@ -12,6 +12,7 @@ fn part(site: u64, verdict: Verdict, confidence: Option<f64>) -> Part {
         id: RowId { function: 7, context: "process", place: Place::Site(site) },
         domain: Domain::Cuda,
         api: "cudaMalloc",
+        device: None,
         live: bytes,
         allocated: bytes,
         freed: Amount::default(),
@@ -42,6 +43,7 @@ fn process() -> Process {
         device: None,
         pool: None,
         domains: [].into(),
+        devices: vec![],
         sites: vec![],
     }
 }

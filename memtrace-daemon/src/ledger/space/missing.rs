@@ -46,7 +46,7 @@ impl Space {
 
     /// The function that made what is live under an id.
     fn function_of(&self, id: u64) -> Option<FunctionId> {
-        let on_site = self.live.get(&id).and_then(|call| self.sites.get(call.site));
+        let on_site = self.live.get(&id).and_then(|call| self.sites.get(call.site as usize));
         on_site.map(|site| site.function).or_else(|| self.waiting.function_of(id))
     }
 

@@ -92,5 +92,22 @@ pub(super) fn write(
         Some(Unit::Bytes),
         "Device memory of a process: what NVML counts, what the books have, and the difference.",
     )
-    .write(encoder, samples)
+    .write(encoder, samples)?;
+    // At most one a number that a device can have, and one.
+    let mut live = BTreeMap::new();
+    for on in snapshot.processes.iter().flat_map(|process| &process.devices) {
+        let sum: &mut u64 = live.entry(on.device).or_default();
+        *sum = sum.saturating_add(on.live_bytes);
+    }
+    let live = live.into_iter().map(|(device, bytes)| {
+        let device = device.map_or(Cow::Borrowed("unknown"), |n| Cow::Owned(n.to_string()));
+        ([("device", device)], Value::Whole(bytes))
+    });
+    gauge(
+        "device_live",
+        Some(Unit::Bytes),
+        "Live device memory on the books of running processes, by the device as each of them \
+         counts.",
+    )
+    .write(encoder, live)
 }
