@@ -15,7 +15,7 @@ const NO_DRIVER: i64 = 35;
 fn traced(major: u32) -> Result<Traced> {
     let library = paths::real_cudart(major)?;
     let program = fixture::build(Variant::Plain)?.real_cudart();
-    let run = Run::new("cuda,managed,pinned,cuda_ipc").option("--library").option(&library);
+    let run = Run::new("cuda,managed,pinned,cuda_ipc,handles").option("--library").option(&library);
     let traced = run.trace(program, [library.as_os_str(), "10".as_ref()])?;
     traced.dump.check_conservation()?;
     Ok(traced)
