@@ -262,6 +262,10 @@ mod tests {
     #[test]
     #[ignore = "needs root: cargo xtask test"]
     fn a_full_ring_is_counted_and_heals() {
+        // There is a ring a CPU, and each tells of its own loss.
+        let mut here = rustix::thread::CpuSet::new();
+        here.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &here).unwrap();
         let mut mappings = Mappings::open().unwrap();
         let file = File::open("/proc/self/exe").unwrap();
         let burst = |times| {
@@ -284,12 +288,13 @@ mod tests {
         let own = |mapping: &Mapping| mapping.pid == std::process::id();
         burst(5_000);
         let mut seen = 0u64;
-        mappings.drain(|mapping| seen += u64::from(own(&mapping)));
+        // Where somebody else maps meanwhile, some of the loss is told already.
+        let told = mappings.drain(|mapping| seen += u64::from(own(&mapping)));
         assert!(seen > 100 && seen < 5_000, "{seen}");
         // The kernel tells what it lost when it next finds room.
         burst(1);
         let mut again = 0u64;
-        let lost = mappings.drain(|mapping| again += u64::from(own(&mapping)));
+        let lost = told + mappings.drain(|mapping| again += u64::from(own(&mapping)));
         assert!(lost >= 5_000 - seen, "lost {lost}, seen {seen}");
         assert!(again >= 1);
         assert_eq!(mappings.drain(|_| {}), 0);
