@@ -215,7 +215,6 @@ pub struct Totals {
     /// Seen, but not followed.
     pub dropped: Amount,
     /// Of those allocated: given back by a reset of their device, or with their context.
-    #[cfg_attr(feature = "serde", serde(skip))]
     pub closed: Amount,
     /// Calls that failed (of allocating functions).
     pub failures: u64,

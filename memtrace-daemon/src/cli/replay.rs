@@ -190,8 +190,7 @@ fn time_ns(record: &Record) -> Option<u64> {
     match record {
         Record::Process { time_ns, .. }
         | Record::Account { time_ns, .. }
-        | Record::Totals { time_ns, .. }
-        | Record::TotalsAfterReset { time_ns, .. } => Some(*time_ns),
+        | Record::Totals { time_ns, .. } => Some(*time_ns),
         Record::KernelSample(sample) => Some(sample.header.time_ns),
         Record::Allocation(call) | Record::Failure(call) => Some(call.time_ns),
         Record::Free(free) => Some(free.header.time_ns),

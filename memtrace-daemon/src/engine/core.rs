@@ -218,7 +218,7 @@ fn kind(record: &Record) -> usize {
         Record::Process { .. } => 0,
         Record::Account { .. } => 1,
         Record::KernelSample(_) => 2,
-        Record::Totals { .. } | Record::TotalsAfterReset { .. } => 3,
+        Record::Totals { .. } => 3,
         Record::Allocation(_) => 4,
         Record::Failure(_) => 5,
         Record::Free(_) => 6,

@@ -154,7 +154,7 @@ impl World {
             let rows: Vec<_> = self.totals.iter().filter(|(key, _)| key.space == space).collect();
             let rows: Vec<_> = rows.into_iter().map(|(key, totals)| (*key, *totals)).collect();
             for (key, totals) in rows {
-                self.tell(Record::totals(self.now_ns, key, totals));
+                self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
             }
         }
         for space in effects.sweep_spaces {
@@ -188,7 +188,7 @@ impl World {
             self.tell(Record::Account { time_ns: self.now_ns, account });
         }
         for (key, totals) in self.totals.clone() {
-            self.tell(Record::totals(self.now_ns, key, totals));
+            self.tell(Record::Totals { time_ns: self.now_ns, key, totals });
         }
         self.live_ids();
     }
@@ -397,7 +397,7 @@ impl World {
 
     pub(super) fn totals(&mut self, fate: Fate) {
         for (key, totals) in self.totals.clone() {
-            self.send(Record::totals(self.now_ns, key, totals), fate);
+            self.send(Record::Totals { time_ns: self.now_ns, key, totals }, fate);
         }
     }
 

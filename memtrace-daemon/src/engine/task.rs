@@ -7,6 +7,7 @@
 mod ages;
 mod control;
 mod latency;
+mod loss;
 mod tensors;
 
 use std::{
@@ -19,7 +20,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use memtrace_common::{LossCause, LossCounter};
+use memtrace_common::LossCounter;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval},
@@ -37,7 +38,7 @@ use crate::{
     attach::{error::TracerError, thread::AttachThread, tracer::Tracer},
     host::{self, Host, ProcessAsk, UsageAsk},
     intake::{Bell, Item, Reader, recording::Recorder},
-    record::{Anchor, Observation, RawStack, Record, StackKey},
+    record::{Anchor, RawStack, Record, StackKey},
     snapshot::{HostInfo, Snapshot},
     stacks::Stacks,
 };
@@ -378,49 +379,6 @@ impl Engine {
             recorder.flush();
             // What a replay missed of frees it can hear once more from the live ids.
             self.reconcile |= recorder.dropped();
-        }
-    }
-
-    fn look_for_loss(&mut self) {
-        let mut counters = match self.parts.tracer.loss() {
-            Ok(counters) => counters,
-            Err(error) => return report("read the loss counters", Err(error)),
-        };
-        if let Some(budget) = counters.get_mut(LossCause::StackBudget as usize) {
-            budget.count += self.parts.stacks.status().not_unwound;
-        }
-        if let Some(ceiling) = counters.get_mut(LossCause::RateCeiling as usize) {
-            ceiling.count += self.parts.attacher.as_ref().map_or(0, |attacher| attacher.rests());
-        }
-        if counters == self.loss {
-            return;
-        }
-        let ring_full = |counters: &[LossCounter]| {
-            counters.get(LossCause::RingFull as usize).map_or(0, |counter| counter.count)
-        };
-        self.reconcile |= ring_full(&counters) != ring_full(&self.loss);
-        self.loss.clone_from(&counters);
-        let now_ns = host::clock::monotonic_ns();
-        self.apply(&Record::Observation { now_ns, observation: Observation::Loss(counters) });
-    }
-
-    /// Closes library allocations whose free was lost on the way. The ids are read first and
-    /// the totals and the ring after them, so that whatever was given before has been taken in,
-    /// and how much of what is gone a reset took.
-    fn read_live_ids(&mut self) {
-        let now_ns = host::clock::monotonic_ns();
-        match self.parts.tracer.live_ids() {
-            Ok((next_id, ids)) => {
-                self.take_in("flush the kernel's counters", Tracer::flush);
-                self.drain_all();
-                self.reconcile = false;
-                // What is still to be unwound is looked at once more when it has come.
-                let awaited = self.core.awaited() as u64;
-                self.reconcile_at = (awaited > 0).then(|| self.core.unwound() + awaited);
-                let observation = Observation::LiveIds { next_id, ids };
-                self.apply(&Record::Observation { now_ns, observation });
-            }
-            Err(error) => report("read the live map", Err(error)),
         }
     }
 

@@ -136,7 +136,7 @@ impl Todo<'_> {
         match self.tracer.delete_totals(spaces) {
             Ok(rows) => {
                 for (key, totals) in rows {
-                    self.apply(core, &Record::totals(time_ns, key, totals));
+                    self.apply(core, &Record::Totals { time_ns, key, totals });
                 }
             }
             Err(error) => report("settle closed address spaces", Err(error)),

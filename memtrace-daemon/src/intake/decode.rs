@@ -70,7 +70,11 @@ pub fn decode(bytes: &[u8]) -> Result<(RecordKind, Item), DecodeError> {
         }
         RecordKind::Totals => {
             let record: TotalsRecord = body(kind, bytes)?;
-            Record::totals(record.header.time_ns, record.key, record.totals)
+            Record::Totals {
+                time_ns: record.header.time_ns,
+                key: record.key,
+                totals: record.totals,
+            }
         }
         RecordKind::Allocation => return Ok((kind, call::decode(kind, bytes, false)?)),
         RecordKind::Failure => return Ok((kind, call::decode(kind, bytes, true)?)),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use memtrace_common::{Account, Context, KernelSampleRecord, Totals};
+use memtrace_common::{Account, Context, KernelSampleRecord};
 
 use super::accounts::{Accepted, Holder, StackSample};
 use super::process::ProcessBooks;
@@ -22,10 +22,6 @@ impl Ledger {
             Record::KernelSample(sample) => self.sample_record(sample),
             Record::Totals { time_ns, key, totals } => {
                 self.totals_record(*time_ns, *key, totals);
-            }
-            Record::TotalsAfterReset { time_ns, key, totals, closed } => {
-                let totals = Totals { closed: *closed, ..*totals };
-                self.totals_record(*time_ns, *key, &totals);
             }
             Record::Allocation(call) => self.allocation_record(call),
             Record::Failure(call) => self.failure_record(call),

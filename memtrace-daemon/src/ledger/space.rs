@@ -4,6 +4,7 @@
 //! Totals are the authority. Allocations say which site; where their records were lost, the
 //! difference is the row `unattributed`, and it is never negative.
 
+mod awaited;
 mod devices;
 mod missing;
 
@@ -417,49 +418,6 @@ impl Space {
         self.live = FxHashMap::default();
         self.waiting = Waiting::default();
         self.swept = true;
-    }
-
-    /// An allocation whose stack is still to come; `early` where its free came already.
-    pub(super) fn await_stack(
-        &mut self,
-        id: u64,
-        function: FunctionId,
-        time_ns: u64,
-        early: Option<FreeReason>,
-    ) {
-        if !self.live.contains_key(&id) {
-            self.waiting.enter(id, function, time_ns, early);
-        }
-    }
-
-    /// The stack has come; why the allocation left the books meanwhile, if it did.
-    pub(super) fn stack_came(&mut self, id: u64) -> Option<FreeReason> {
-        self.waiting.leave(id)
-    }
-
-    /// A failed call whose stack is still to come.
-    pub(super) fn await_failure(&mut self) {
-        self.waiting.failures += 1;
-    }
-
-    /// A failed call has come with its stack.
-    pub(super) fn failure_came(&mut self) {
-        self.waiting.failures = self.waiting.failures.saturating_sub(1);
-    }
-
-    /// Calls whose stacks are still to come.
-    #[must_use]
-    pub fn awaited(&self) -> usize {
-        self.waiting.len()
-    }
-
-    pub(super) fn awaits(&self, id: u64) -> bool {
-        self.waiting.holds(id)
-    }
-
-    /// Notes the free of an allocation whose stack is still to come; false where it is not one.
-    pub(super) fn free_awaited(&mut self, id: u64, reason: FreeReason) -> bool {
-        self.waiting.free(id, reason)
     }
 }
 

@@ -16,8 +16,8 @@ mod measured;
 use std::sync::Arc;
 
 use memtrace_common::{
-    Account, AccountAgesRecord, Amount, DuplicateRecord, FreeRecord, KernelSampleRecord,
-    LossCounter, ProcessEntry, Totals, TotalsKey,
+    Account, AccountAgesRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter,
+    ProcessEntry, Totals, TotalsKey,
 };
 use serde::{Deserialize, Serialize};
 
@@ -80,31 +80,6 @@ pub enum Record {
     },
     /// How old what is live at a kernel account is.
     AccountAges(AccountAgesRecord),
-    /// Call-path totals as [`Record::Totals`] has them, of a process that has reset a device or
-    /// destroyed a context.
-    TotalsAfterReset {
-        /// When.
-        time_ns: u64,
-        /// Whose.
-        key: TotalsKey,
-        /// The counters, but for what was closed.
-        totals: Totals,
-        /// What was closed.
-        closed: Amount,
-    },
-}
-
-impl Record {
-    /// Call-path totals, in the form that older recordings have where that says all.
-    #[must_use]
-    pub const fn totals(time_ns: u64, key: TotalsKey, totals: Totals) -> Self {
-        if totals.closed.is_zero() {
-            return Self::Totals { time_ns, key, totals };
-        }
-        let closed = totals.closed;
-        let totals = Totals { closed: Amount { count: 0, bytes: 0 }, ..totals };
-        Self::TotalsAfterReset { time_ns, key, totals, closed }
-    }
 }
 
 /// Names one raw stack: for kernel stacks the addresses alone, for user stacks the

@@ -31,9 +31,6 @@ impl Watcher for Digest {
             Record::Totals { time_ns, totals, .. } => {
                 (*time_ns, [3, totals.allocated.bytes, totals.freed.bytes])
             }
-            Record::TotalsAfterReset { time_ns, totals, closed, .. } => {
-                (*time_ns, [10, totals.allocated.bytes, closed.bytes])
-            }
             Record::Allocation(call) => (call.time_ns, [4, call.id, call.bytes]),
             Record::Free(free) => (free.header.time_ns, [5, free.id, free.bytes]),
             Record::Tick { now_ns } => (*now_ns, [6, 0, 0]),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use memtrace_common::bytemuck::{AnyBitPattern, Zeroable, cast_slice, pod_read_unaligned};
 use memtrace_common::{
-    Account, Amount, FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES,
-    MAX_USER_FRAMES, ProcessEntry, RecordHeader, Totals, TotalsKey,
+    Account, FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES, MAX_USER_FRAMES,
+    ProcessEntry, RecordHeader, Totals, TotalsKey,
 };
 use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
@@ -234,10 +234,10 @@ pub(super) fn record(bits: Bits) -> impl Strategy<Value = Record> {
         (number64(bits), pod(bits))
             .prop_map(|(time_ns, account)| Record::Account { time_ns, account: told(account) }),
         sample(bits).prop_map(Record::KernelSample),
-        (number64(bits), pod(bits), pod(bits))
-            .prop_map(|(time_ns, key, totals)| Record::totals(time_ns, key, totals)),
-        (number64(bits), pod(bits)).prop_map(|(time_ns, key)| {
-            Record::Totals { time_ns, key, totals: Totals::default() }
+        (number64(bits), pod(bits), pod(bits)).prop_map(|(time_ns, key, totals)| Record::Totals {
+            time_ns,
+            key,
+            totals
         }),
         call(bits).prop_map(Record::Allocation),
         call(bits).prop_map(Record::Failure),
@@ -282,7 +282,6 @@ pub(super) fn number(record: &Record) -> u8 {
             10
         }
         Record::AccountAges(_) => 11,
-        Record::TotalsAfterReset { .. } => 12,
     }
 }
 
@@ -350,7 +349,5 @@ pub(super) fn each() -> Vec<Record> {
     let now_ns = 5;
     let observed = observations.map(|observation| Record::Observation { now_ns, observation });
     let ages = Record::AccountAges(Zeroable::zeroed());
-    let closed = Amount { count: 1, bytes: 2 };
-    let reset = Record::totals(6, TotalsKey::default(), Totals { closed, ..Totals::default() });
-    records.into_iter().chain(observed).chain([ages, reset]).collect()
+    records.into_iter().chain(observed).chain([ages]).collect()
 }
