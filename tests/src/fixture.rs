@@ -88,6 +88,18 @@ impl Fixtures {
         self.directory.join("hip_client")
     }
 
+    /// The program that keeps its own books, linked with the stub of the driver library.
+    #[must_use]
+    pub fn gpu_client(&self) -> PathBuf {
+        self.directory.join("gpu_client")
+    }
+
+    /// The same, which takes the driver library that the system has.
+    #[must_use]
+    pub fn driver_client(&self) -> PathBuf {
+        self.directory.join("driver_client")
+    }
+
     /// The stub of NVML, `libnvidia-ml.so.1`.
     #[must_use]
     pub fn nvml(&self) -> PathBuf {
@@ -279,6 +291,10 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
         client.args([protection, &search, "-l:libcuda.so.1", origin, "-pthread"]).args(strip);
         finish(&mut client, &program)?;
     }
+    let mut client = gcc(variant, PROGRAM, &["gpu_client.c"]);
+    finish(client.args([&search, "-l:libcuda.so.1", origin]), &fixtures.gpu_client())?;
+    let mut client = gcc(variant, PROGRAM, &["gpu_client.c"]);
+    finish(client.args([&search, "-l:libcuda.so.1"]), &fixtures.driver_client())?;
     let mut hip = gcc(variant, LIBRARY, &["hip.c"]);
     hip.args([protection, "-fno-optimize-sibling-calls", "-Wl,-soname,libamdhip64.so.6"]);
     finish(hip.args([&search, "-l:libcuda.so.1", origin]), &fixtures.hip())?;

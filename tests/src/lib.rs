@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod daemon;
 pub mod dump;
 pub mod fixture;
+pub mod gpu;
 pub mod http;
 pub mod ipc;
 pub mod memtrace;

@@ -37,6 +37,13 @@ fn plain(arguments: &[&str]) -> Result<Traced> {
     exact(Variant::Plain, arguments)
 }
 
+/// What `cargo xtask test --gpu` asks of a real driver.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn the_program_for_real_drivers_is_booked_to_the_byte() -> Result<()> {
+    memtrace_tests::gpu::check(&fixture::build(Variant::Plain)?.gpu_client())
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn three_threads_at_two_sites_are_exact_per_site() -> Result<()> {

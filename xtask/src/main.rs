@@ -10,6 +10,7 @@ mod bench;
 mod bless;
 mod build;
 mod command;
+mod gpu;
 mod lint;
 mod run;
 mod setup;
@@ -51,6 +52,9 @@ enum Task {
         /// Runs those on PyTorch's own library instead, which it downloads (530 MB)
         #[arg(long, conflicts_with = "filters")]
         torch: bool,
+        /// Runs those on a real GPU's driver instead
+        #[arg(long, conflicts_with_all = ["filters", "torch"])]
+        gpu: bool,
     },
     /// Replays tests/recordings and writes what is expected of them anew, to be looked through
     Bless,
@@ -66,7 +70,8 @@ fn main() -> ExitCode {
         Task::Build => build::build(),
         Task::Run { arguments } => run::run(&arguments),
         Task::Test { torch: true, .. } => torch::test(),
-        Task::Test { filters, torch: false } => test::test(&filters),
+        Task::Test { gpu: true, .. } => gpu::test(),
+        Task::Test { filters, torch: false, gpu: false } => test::test(&filters),
         Task::Bless => bless::bless(),
         Task::Lint => lint::lint(),
         Task::Bench(arguments) => bench::run(&arguments),

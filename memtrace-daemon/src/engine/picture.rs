@@ -283,6 +283,13 @@ fn not_seen(core: &Core) -> Vec<String> {
     if on(Domain::Kernel) && !core.config.sees_rcu_frees {
         rows.push("kernel memory freed by kfree_rcu where the kernel allows no fentry".to_owned());
     }
+    if on(Domain::Cuda) {
+        rows.push(
+            "when memory freed in stream order (cudaFreeAsync) goes back: it leaves the books at \
+             the call, deferred as it may be"
+                .to_owned(),
+        );
+    }
     let known = core.config.verdict.known_sites.len();
     if known > 0 {
         rows.push(format!(
