@@ -1,7 +1,7 @@
 //! What the books hold once they are as large as they get: histories of every site, process and
 //! service, all tiers and cohorts full; and the kernel's maps.
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use memtrace_daemon::attach::memory::{BUDGET_BYTES, plan, possible_cpus, total_bytes};
 use memtrace_daemon::attach::object::OBJECT;
 use memtrace_daemon::attach::options::Sizes;
@@ -14,12 +14,21 @@ const ANONYMOUS_BAR: u64 = 64 << 20;
 /// Of it: all histories together.
 const HISTORIES_BAR: u64 = 40 << 20;
 
+/// Live allocations of library functions, and what they may take on both sides together.
+const LIVE_CALLS: u32 = 100_000;
+const LIVE_CALLS_BAR: u64 = 32 << 20;
+
+/// The map that holds them in the kernel.
+const LIVE_MAP: &str = "mt_clive";
+
 /// Prints what is held, and what the kernel's maps are planned to take.
 ///
 /// # Errors
 ///
 /// When something is above its bar.
 pub fn memory() -> anyhow::Result<()> {
+    // First: later on, freed memory would be used again.
+    let live_calls = live_calls()?;
     let before = anonymous()?;
     let mut world = World::of_large_sites();
     let young = anonymous()?;
@@ -63,9 +72,20 @@ pub fn memory() -> anyhow::Result<()> {
     for (bytes, name) in largest.iter().take(6) {
         row(name, *bytes, None);
     }
+    let held = plan.iter().find(|map| map.name == LIVE_MAP).context("no map of live calls")?;
+    let name = format!("{LIVE_CALLS} live calls, both sides");
+    row(&name, live_calls + held.bytes(cpus), Some(LIVE_CALLS_BAR));
     row("all maps", total_bytes(&plan, cpus), Some(BUDGET_BYTES));
     if !over.is_empty() {
         bail!("{}", over.join("; "));
     }
     Ok(())
+}
+
+/// What so many live calls of one process take in user space, beside the books of its sites.
+fn live_calls() -> anyhow::Result<u64> {
+    let mut world = World::new();
+    let before = anonymous()?;
+    world.hold(LIVE_CALLS);
+    Ok(anonymous()?.saturating_sub(before))
 }
