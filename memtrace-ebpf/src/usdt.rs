@@ -63,6 +63,7 @@ fn fire(ctx: &ProbeContext) -> Option<()> {
         (*inflight).space = books.space;
         (*inflight).serial = books.serial;
         (*inflight).known = books.known;
+        (*inflight).whole = books.whole;
         if told_twice(inflight, &fired) {
             return None;
         }

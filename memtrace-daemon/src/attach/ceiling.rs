@@ -3,11 +3,11 @@
 //! at beside the engine, which such a process keeps busy.
 //!
 //! A call fires twice, at entry and at return; that the runtime calls the driver inside of
-//! it is not counted, and frees of NULL are in no totals.
+//! it is not counted, and frees of NULL and calls that choose a device are in no totals.
 
 use std::time::Duration;
 
-use memtrace_common::{Totals, TotalsKey};
+use memtrace_common::{FIRST_STATIC_PROBE, Totals, TotalsKey};
 use rustc_hash::FxHashMap;
 
 use crate::catalog;
@@ -55,7 +55,7 @@ pub struct Ceiling {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    calls: u64,
+    firings: u64,
     above: u32,
 }
 
@@ -84,7 +84,10 @@ impl Ceiling {
         let calls = parts.into_iter().fold(0, u64::saturating_add);
         let before = self.calls.insert((key.space, key.function), calls).unwrap_or(0);
         let pace = self.now.entry((key.space, function.spec.class)).or_default();
-        pace.calls = pace.calls.saturating_add(calls.saturating_sub(before));
+        // A static probe has no return.
+        let each = if function.id >= FIRST_STATIC_PROBE { 1 } else { 2 };
+        pace.firings =
+            pace.firings.saturating_add(calls.saturating_sub(before).saturating_mul(each));
     }
 
     /// Looks who is above the ceiling. `is_open` says which address spaces there still are.
@@ -92,8 +95,8 @@ impl Ceiling {
         let took_ns = now_ns.saturating_sub(std::mem::replace(&mut self.looked_ns, now_ns));
         let mut all = Vec::new();
         for ((space, class), pace) in &mut self.now {
-            let calls = u128::from(std::mem::take(&mut pace.calls));
-            let firings = (calls * 2 * 1_000_000_000).checked_div(u128::from(took_ns));
+            let firings = u128::from(std::mem::take(&mut pace.firings));
+            let firings = (firings * 1_000_000_000).checked_div(u128::from(took_ns));
             let firings = u64::try_from(firings.unwrap_or(0)).unwrap_or(u64::MAX);
             let above = firings > self.config.firings_per_second;
             pace.above = if above { pace.above + 1 } else { 0 };

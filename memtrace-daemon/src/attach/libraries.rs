@@ -4,7 +4,7 @@
 //! Must never attach to what was not inspected through the very descriptor that is attached,
 //! and never forget a file that is still mapped: an inode that is mapped cannot be reused.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -101,6 +101,8 @@ pub(super) struct Attachment<L> {
     fired: Option<Fired<L>>,
     /// Static probes that are attached to single processes, when that is asked for.
     demanded: BTreeMap<u32, L>,
+    /// Processes whose static probes come back when their rest is over.
+    rested: BTreeSet<u32>,
     /// What is not probed for a while.
     pub(super) resting: Vec<Resting>,
     pub(super) inspection: Inspection,
@@ -454,6 +456,7 @@ impl<P: Prober> Libraries<P> {
             probes,
             fired,
             demanded: BTreeMap::new(),
+            rested: BTreeSet::new(),
             resting: Vec::new(),
             inspection,
             named,

@@ -221,10 +221,6 @@ impl<T: Fn(News<'_>), D: Fn(Observation)> Work<T, D> {
                 any = true;
             }
         }
-        if any {
-            // Books of everybody who runs these files have a gap.
-            (self.deliver)(Observation::Gap { kernel: false, calls: true });
-        }
         any
     }
 

@@ -143,6 +143,13 @@ impl Users {
         self.all.len() != before
     }
 
+    /// Has all executables looked through once more: what was found in them is forgotten.
+    pub(super) fn forget_examined(&mut self) {
+        for user in self.all.values_mut() {
+            user.examined = false;
+        }
+    }
+
     /// Processes that run the driver's library and whose executables were not looked at yet.
     pub(super) fn unexamined<'a>(
         &mut self,

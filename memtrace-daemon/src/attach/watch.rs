@@ -121,6 +121,7 @@ impl<P: Prober> Watcher<P> {
         // With the next tick.
         (self.scanned, self.devices) = (None, None);
         if !stop {
+            self.users.forget_examined();
             for path in self.named.clone() {
                 if let Err(error) = self.libraries.add_named(&path) {
                     tracing::warn!("{error}");
@@ -275,7 +276,13 @@ impl<P: Prober> Watcher<P> {
     #[must_use]
     pub fn coverage(&self) -> Vec<CoverageRow> {
         let mut rows = self.libraries.coverage();
-        rows.extend(self.users.coverage(|key| self.libraries.known(key)));
+        let mut users = self.users.coverage(|key| self.libraries.known(key));
+        if self.stopped {
+            for row in &mut users {
+                row.reason = Some("tracing is stopped: `memtrace resume` goes on".to_owned());
+            }
+        }
+        rows.extend(users);
         rows.extend(self.stuck.iter().map(|(pid, _)| {
             let reason = "its maps cannot be read: it is stuck in the kernel; libraries that \
                           only it runs are not probed";

@@ -85,6 +85,10 @@ impl Core {
         match record {
             Record::Observation { now_ns, observation } => {
                 self.host.observe(*now_ns, observation, || self.ledger.host_terms());
+                if let Observation::Tracing { stopped: false } = observation {
+                    // What came and went meanwhile is in no history: all of them begin anew.
+                    self.verdicts.begin_again();
+                }
             }
             Record::Tick { now_ns } => {
                 self.judge(*now_ns);

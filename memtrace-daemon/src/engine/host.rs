@@ -25,9 +25,6 @@ pub(super) struct HostFacts {
     /// Since when tracing is stopped, monotonic ns, and how often it was.
     pub(super) stopped_ns: Option<u64>,
     stops: u64,
-    /// What is taken for lost in gaps: nobody knows how much it was, so as much as was ever seen.
-    unseen_of_kernel: u64,
-    unseen_of_calls: u64,
     pub(super) coverage: Vec<CoverageRow>,
 }
 
@@ -97,17 +94,6 @@ impl HostFacts {
                 self.stops += u64::from(*stopped && self.stopped_ns.is_none());
                 self.stopped_ns = stopped.then(|| self.stopped_ns.unwrap_or(now_ns));
             }
-            Observation::Gap { kernel, calls } => {
-                for (domain, terms) in terms() {
-                    let (hit, unseen) = if domain == Domain::Kernel {
-                        (*kernel, &mut self.unseen_of_kernel)
-                    } else {
-                        (*calls, &mut self.unseen_of_calls)
-                    };
-                    let more = if hit { terms.seen.count } else { 0 };
-                    *unseen = unseen.saturating_add(more);
-                }
-            }
             Observation::DeviceLost { index } => drop(self.devices.remove(index)),
             Observation::Loss(counters) => self.loss.clone_from(counters),
             Observation::Coverage(rows) => self.coverage.clone_from(rows),
@@ -136,19 +122,17 @@ impl HostFacts {
 
     /// Events that may make kernel books wrong. A full ring only makes them late.
     pub(super) fn lost_of_kernel(&self) -> u64 {
-        let lost = self.lost_events(&[LossCause::AccountMapFull, LossCause::Recursion]);
-        lost.saturating_add(self.unseen_of_kernel)
+        self.lost_events(&[LossCause::AccountMapFull, LossCause::Recursion])
     }
 
     /// Events that may make call-path books wrong.
     pub(super) fn lost_of_calls(&self) -> u64 {
-        let lost = self.lost_events(&[
+        self.lost_events(&[
             LossCause::InflightFull,
             LossCause::MissedReturn,
             LossCause::UnreadablePointer,
             LossCause::RateCeiling,
-        ]);
-        lost.saturating_add(self.unseen_of_calls)
+        ])
     }
 
     /// All causes, those that never happened included; that a recording lacks records, or

@@ -67,7 +67,6 @@ impl Ledger {
             Observation::Memory(_)
             | Observation::DeviceLost { .. }
             | Observation::Tracing { .. }
-            | Observation::Gap { .. }
             | Observation::ProcessMemory(_)
             | Observation::UnusedShared(_)
             | Observation::Loss(_)

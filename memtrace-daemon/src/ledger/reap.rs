@@ -111,7 +111,7 @@ impl Ledger {
                 space.settled = true;
                 effects.settle_spaces.push(id);
                 waiting.push(id);
-            } else if !space.swept && (common || space.holds()) {
+            } else if !space.swept && (common || space.holds() || space.has_called()) {
                 space.sweep();
                 effects.sweep_spaces.push(id);
             }

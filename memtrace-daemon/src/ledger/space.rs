@@ -260,6 +260,12 @@ impl Space {
         self.settled && (self.swept || !self.holds())
     }
 
+    /// Whether any call of its process was heard of: it may have contexts in the kernel's live map
+    /// that are in no counter.
+    pub(super) fn has_called(&self) -> bool {
+        !self.totals.is_empty()
+    }
+
     /// Whether anything is live by the totals or by the sites.
     #[must_use]
     pub fn holds(&self) -> bool {

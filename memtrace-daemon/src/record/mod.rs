@@ -205,13 +205,6 @@ pub enum Observation {
         /// Whether it is stopped now.
         stopped: bool,
     },
-    /// For a while some events were not seen, nobody knows how many.
-    Gap {
-        /// Of the kernel domain.
-        kernel: bool,
-        /// Of library functions.
-        calls: bool,
-    },
     /// A GPU that answered before does not any more: nothing is known of it.
     DeviceLost {
         /// NVML index.

@@ -104,6 +104,14 @@ impl Verdicts {
         }
     }
 
+    /// Forgets all histories: for a while nothing was seen, and nobody knows how much.
+    pub fn begin_again(&mut self) {
+        self.subjects.clear();
+        self.sums = Sums::default();
+        self.window_start_ns = None;
+        self.tick = 0;
+    }
+
     /// What is to be said about a row.
     #[must_use]
     pub fn judge(&self, key: &RowKey, row: &RowFacts<'_>) -> Judgement {

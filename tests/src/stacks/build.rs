@@ -209,7 +209,14 @@ pub fn shipped() -> anyhow::Result<Shipped> {
 
 fn static_pie(options: &[String], output: &Path) -> anyhow::Result<()> {
     let mut command = c(options);
-    let stubs = ["cudart.c", "cuda.c", "stub_books.c", "stub_switches.c"];
+    let stubs = [
+        "cudart.c",
+        "cuda.c",
+        "cuda_contexts.c",
+        "cuda_handles.c",
+        "stub_books.c",
+        "stub_switches.c",
+    ];
     command.args(stubs.map(|file| fixture::sources().join(file)));
     command.args(["stacks.c", "second.c", "note.c"].map(source)).arg("-pthread");
     finish(&mut command, output)

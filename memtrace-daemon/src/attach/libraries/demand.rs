@@ -22,22 +22,23 @@ impl<P: Prober> Libraries<P> {
         let Self { policy, prober, attached, .. } = self;
         let Some(attachment) = attached.get_mut(&id) else { return false };
         let waiting = policy.on_demand(&attachment.inspection);
-        // Perf events cannot leave other processes alone: one for all must do.
+        // Perf events cannot leave other processes alone, and nobody asked for those.
         let told_apart = prober.by() == "uprobe_multi";
         let there = attachment.demanded.contains_key(&process);
-        if waiting.is_empty() || there == wanted || (wanted && !told_apart && attachment.any()) {
+        if waiting.is_empty() || there == wanted || !told_apart {
             return false;
         }
         let places = places(id, &waiting);
         let mut refused = None;
         if wanted {
             let file = attachment.inspection.file.as_fd();
-            match prober.attach_static(file, &places, told_apart.then_some(process)) {
+            match prober.attach_static(file, &places, Some(process)) {
                 Ok(link) => _ = attachment.demanded.insert(process, link),
                 Err(error) => refused = Some(explain(&error, prober.by())),
             }
         } else {
             drop(attachment.demanded.remove(&process));
+            attachment.rested.remove(&process);
             if !attachment.any() {
                 prober.forget_static(&cookies(&places));
             }

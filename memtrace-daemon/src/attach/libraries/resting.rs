@@ -56,7 +56,8 @@ impl<P: Prober> Libraries<P> {
     fn probe_again(&mut self, id: u32) {
         let Self { prober, policy, attached, .. } = self;
         let Some(attachment) = attached.get_mut(&id) else { return };
-        let Attachment { probes, fired, demanded, resting, inspection, row, .. } = attachment;
+        let Attachment { probes, fired, demanded, rested, resting, inspection, row, .. } =
+            attachment;
         drop(probes.take());
         let rests = |function| {
             let class = library_function(function).map(|function| function.spec.class);
@@ -79,12 +80,20 @@ impl<P: Prober> Libraries<P> {
                 Err(error) => said.push(explain(&error, prober.by())),
             }
         }
-        // Static probes are taken away with the class of their pointers. What was asked for of
-        // single processes does not come back: it is asked for again.
-        let waiting = policy.on_demand(inspection);
-        if waiting.iter().any(|place| rests(place.function)) && !demanded.is_empty() {
-            demanded.clear();
-            prober.forget_static(&cookies(&places(id, &waiting)));
+        // Static probes are taken away with the class of their pointers.
+        let waiting = places(id, &policy.on_demand(inspection));
+        if waiting.iter().any(|(place, _)| rests(place.function)) {
+            if !demanded.is_empty() {
+                rested.extend(std::mem::take(demanded).into_keys());
+                prober.forget_static(&cookies(&waiting));
+            }
+        } else {
+            for process in std::mem::take(rested) {
+                match prober.attach_static(inspection.file.as_fd(), &waiting, Some(process)) {
+                    Ok(link) => _ = demanded.insert(process, link),
+                    Err(error) => said.push(explain(&error, prober.by())),
+                }
+            }
         }
         let wanted = policy.wanted_static(inspection);
         if wanted.iter().any(|place| rests(place.function)) {

@@ -12,6 +12,9 @@ use crate::attach::perf::PerfProgram;
 use crate::attach::plain::Plain;
 use crate::attach::probing::Link;
 
+/// That an entry must not be there yet (`BPF_NOEXIST`).
+const NOT_THERE: u64 = 1;
+
 /// The kernel's map of where arguments are, by attach cookie.
 #[derive(Debug)]
 pub struct PointMap(HashMap<MapData, u64, Plain<UsdtPoint>>);
@@ -56,11 +59,17 @@ impl Firing {
         process: Option<u32>,
     ) -> io::Result<Link> {
         // First: a place that fires before its arguments are known is not booked.
-        let cookies: Vec<u64> = places.iter().map(|(_, cookie)| *cookie).collect();
+        // What is known already is another link's, which goes on.
+        let mut new = Vec::new();
         for (place, cookie) in places {
-            if let Err(error) = self.points.0.insert(cookie, Plain(place.point), 0) {
-                self.forget(&cookies);
-                return Err(io::Error::other(format!("no room for static probes: {error}")));
+            match self.points.0.insert(cookie, Plain(place.point), NOT_THERE) {
+                Ok(()) => new.push(*cookie),
+                Err(MapError::SyscallError(error))
+                    if error.io_error.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(error) => {
+                    self.forget(&new);
+                    return Err(io::Error::other(format!("no room for static probes: {error}")));
+                }
             }
         }
         let attached = match &self.program {
@@ -69,7 +78,7 @@ impl Firing {
             }
             FiringProgram::Perf(program) => program.attach_static(file, places).map(Link::Perf),
         };
-        attached.inspect_err(|_| self.forget(&cookies))
+        attached.inspect_err(|_| self.forget(&new))
     }
 
     /// Forgets places that are not attached any more.

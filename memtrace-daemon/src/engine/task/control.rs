@@ -31,7 +31,6 @@ impl Engine {
         }
         self.observe(Observation::Tracing { stopped: stop });
         if !stop {
-            self.observe(Observation::Gap { kernel: true, calls: true });
             self.note_the_ended();
         }
         self.publish_now();

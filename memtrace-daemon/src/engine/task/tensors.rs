@@ -47,7 +47,17 @@ impl Engine {
     pub(super) fn watch_tensors(&mut self, now: Instant) {
         let Some(on_demand) = self.parts.on_demand else { return };
         let Some(attacher) = self.parts.attacher.clone() else { return };
-        let Self { core, tensors: Watched(watched), parts, .. } = self;
+        let Self { core, tensors: Watched(watched), parts, stopped, .. } = self;
+        if *stopped {
+            // The probes are gone with all others; who is to be looked at is found out again.
+            for (_, watch) in watched.drain() {
+                if !matches!(watch.state, State::Rests(_)) {
+                    let closed = parts.tracer.forget_tensors(watch.space);
+                    report("close tensors that nobody looks at any more", closed);
+                }
+            }
+            return;
+        }
         for (serial, watch) in &mut *watched {
             match watch.state {
                 State::Until(until) if now >= until || !core.runs(*serial, watch.space) => {

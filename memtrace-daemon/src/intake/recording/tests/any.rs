@@ -219,7 +219,6 @@ fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
             ),
         any::<u32>().prop_map(|index| Observation::DeviceLost { index }),
         any::<bool>().prop_map(|stopped| Observation::Tracing { stopped }),
-        any::<(bool, bool)>().prop_map(|(kernel, calls)| Observation::Gap { kernel, calls }),
         prop::collection::vec(pod::<LossCounter>(bits), 0..12).prop_map(Observation::Loss),
         prop::collection::vec(coverage(), 0..4).prop_map(Observation::Coverage),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..20))
@@ -274,7 +273,6 @@ pub(super) fn number(record: &Record) -> u8 {
                 | Observation::Device(_)
                 | Observation::DeviceLost { .. }
                 | Observation::Tracing { .. }
-                | Observation::Gap { .. }
                 | Observation::Loss(_)
                 | Observation::Coverage(_)
                 | Observation::LiveIds { .. } => {}
@@ -320,7 +318,6 @@ pub(super) fn each() -> Vec<Record> {
         Observation::Device(DeviceMemory { processes: vec![(3, 4)], ..DeviceMemory::default() }),
         Observation::DeviceLost { index: 1 },
         Observation::Tracing { stopped: true },
-        Observation::Gap { kernel: false, calls: true },
         Observation::Loss(vec![LossCounter { count: 1, bytes: 2 }]),
         Observation::Coverage(vec![]),
         Observation::LiveIds { next_id: 9, ids: vec![1, 5] },
