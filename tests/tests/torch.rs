@@ -393,15 +393,23 @@ fn a_pool_under_two_overlay_mounts_is_not_counted_twice() -> Result<()> {
             dump.check_conservation()?;
             let torch = dump.process(client.pid())?.domain("torch");
             let mib = |count, mib: u64| amount(count, mib << 20);
-            ensure!((torch.terms.seen, torch.terms.freed) == (mib(2, 70), mib(1, 40)), "{torch:?}");
+            // The first tensor may be made before the probes are there; its free is seen anyway.
+            let (seen, freed, unknown) = match torch.unknown_frees {
+                0 => (mib(3, 90), mib(2, 60), 0),
+                _ => (mib(2, 70), mib(1, 40), 1),
+            };
+            ensure!((torch.terms.seen, torch.terms.freed) == (seen, freed), "{torch:?}");
             ensure!(torch.terms.freed_unseen == amount(0, 0), "{torch:?}");
-            ensure!(torch.unknown_frees == 1, "{torch:?}");
+            ensure!(torch.unknown_frees == unknown, "{torch:?}");
             Ok(())
         })?;
     }
-    let dump = daemon.dump()?;
-    let rows = dump.coverage.iter().filter(|row| row.library.as_deref() == Some("libc10_cuda"));
-    let attached: Vec<bool> = rows.map(|row| row.attached).collect();
-    assert_eq!(attached.iter().filter(|attached| **attached).count(), 1, "{attached:?}");
+    daemon.dump_until("one of two views", LATE, |dump| {
+        let rows = dump.coverage.iter().filter(|row| row.library.as_deref() == Some("libc10_cuda"));
+        let attached: Vec<bool> = rows.map(|row| row.attached).collect();
+        let count = attached.iter().filter(|attached| **attached).count();
+        ensure!(count == 1, "{attached:?}");
+        Ok(())
+    })?;
     Ok(())
 }
