@@ -55,7 +55,8 @@ pub(super) struct Part {
 /// A row, and what a finding about it needs.
 pub(super) struct Row {
     pub(super) site: Site,
-    pub(super) judgement: Judgement,
+    /// Where it may be news, which few rows are.
+    judgement: Option<Box<Judgement>>,
     pub(super) current: bool,
     domain: Domain,
     judged: (u64, u64),
@@ -83,7 +84,9 @@ impl Rows {
     pub(super) fn of_age(&mut self, seconds: Option<f64>) {
         for row in &mut self.rows {
             row.site.evidence.process_age_seconds = seconds;
-            row.judgement.evidence.process_age_seconds = seconds;
+            if let Some(judgement) = &mut row.judgement {
+                judgement.evidence.process_age_seconds = seconds;
+            }
         }
     }
 
@@ -105,8 +108,10 @@ impl Rows {
         // No more room than they need: there are thousands of processes.
         process.sites.reserve_exact(self.rows.len());
         for row in self.rows.drain(..) {
-            if row.is_news(config) {
-                news.push((row.site.clone(), row.judgement));
+            if row.is_news(config)
+                && let Some(judgement) = row.judgement
+            {
+                news.push((row.site.clone(), *judgement));
             }
             process.sites.push(row.site);
         }
@@ -116,6 +121,7 @@ impl Rows {
 
 impl Row {
     fn new(part: Part) -> Self {
+        let kept = keep(&part.judgement);
         let judgement = part.judgement;
         Self {
             site: Site {
@@ -138,7 +144,7 @@ impl Row {
                 oldest_age_seconds: part.oldest_age_seconds,
                 verdict: judgement.verdict,
                 confidence: judgement.confidence,
-                evidence: judgement.evidence.clone(),
+                evidence: judgement.evidence,
                 sampling: 1.0,
                 frames_sampled: part.frames_sampled,
                 stack: part.stack,
@@ -146,7 +152,7 @@ impl Row {
                 samples: part.samples,
                 note: part.note,
             },
-            judgement,
+            judgement: kept,
             current: part.current,
             domain: part.domain,
             judged: (part.live.bytes, part.live.count),
@@ -154,16 +160,9 @@ impl Row {
     }
 
     fn is_news(&self, config: &VerdictConfig) -> bool {
-        let Judgement { verdict, confidence, .. } = self.judgement;
+        let Site { verdict, confidence, .. } = self.site;
         let own = self.site.note == Some(OWN_PROBES);
-        let news = matches!(
-            verdict,
-            Verdict::Leak | Verdict::Orphaned | Verdict::Growing | Verdict::Unreliable
-        );
-        self.current
-            && !own
-            && news
-            && config.reports(self.domain, verdict, confidence, self.site.id)
+        self.current && !own && config.reports(self.domain, verdict, confidence, self.site.id)
     }
 
     /// Adds another part of the same site. The part that holds most has the verdict.
@@ -190,12 +189,21 @@ impl Row {
         if (part.current, held) > (self.current, self.judged) {
             site.verdict = part.judgement.verdict;
             site.confidence = part.judgement.confidence;
-            site.evidence = part.judgement.evidence.clone();
-            self.judgement = part.judgement;
+            self.judgement = keep(&part.judgement);
+            site.evidence = part.judgement.evidence;
             self.judged = held;
         }
         self.current |= part.current;
     }
+}
+
+/// What a finding would be made of, where there may be one.
+fn keep(judgement: &Judgement) -> Option<Box<Judgement>> {
+    let may_be_news = matches!(
+        judgement.verdict,
+        Verdict::Leak | Verdict::Orphaned | Verdict::Growing | Verdict::Unreliable
+    );
+    may_be_news.then(|| Box::new(judgement.clone()))
 }
 
 fn larger(a: Option<f64>, b: Option<f64>) -> Option<f64> {

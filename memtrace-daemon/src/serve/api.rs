@@ -180,7 +180,10 @@ fn stream(
     };
     let body = body::written(move |out| {
         let _permit = permit;
-        write(out)
+        let done = write(out);
+        // A picture of many sites was made for it, and is gone now.
+        crate::heap::give_back();
+        done
     });
     ([(header::CONTENT_TYPE, format.media_type())], body).into_response()
 }

@@ -274,7 +274,7 @@ impl Symbols {
             evicted = true;
         }
         if evicted {
-            give_back();
+            crate::heap::give_back();
         }
     }
 
@@ -283,7 +283,7 @@ impl Symbols {
         let before = self.open.len();
         self.close(|held| now.duration_since(held.used) > CLOSE_AFTER);
         if self.open.len() < before {
-            give_back();
+            crate::heap::give_back();
         }
     }
 
@@ -329,15 +329,6 @@ fn harmless(file: &OpenFile, path: &[u8]) -> bool {
     match std::fs::metadata(target) {
         Ok(target) => target.is_file() && target.uid() == 0 && target.mode() & 0o022 == 0,
         Err(_) => true,
-    }
-}
-
-/// Gives free memory back to the system.
-fn give_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: always allowed.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 

@@ -214,11 +214,9 @@ impl Files {
         for id in &ids {
             self.close(*id);
         }
-        #[cfg(target_env = "gnu")]
         if !ids.is_empty() {
             self.held.shrink_to_fit();
-            // SAFETY: gives free memory back to the system; always allowed.
-            unsafe { libc::malloc_trim(0) };
+            crate::heap::give_back();
         }
     }
 
