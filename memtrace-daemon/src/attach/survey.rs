@@ -14,7 +14,7 @@ use super::watch::Watcher;
 use crate::snapshot::CoverageRow;
 
 /// Attaches to nothing, and was always there.
-struct Nothing;
+pub(super) struct Nothing;
 
 impl Prober for Nothing {
     type Link = ();

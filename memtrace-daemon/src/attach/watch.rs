@@ -365,41 +365,15 @@ impl<P: Prober> Watcher<P> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
     use crate::attach::policy::FilePolicy;
+    use crate::attach::survey::Nothing;
     use crate::attach::test_files::Library;
 
-    /// Attaches to nothing.
-    struct Idle;
-
-    impl Prober for Idle {
-        type Link = ();
-
-        fn attach(&self, _: BorrowedFd<'_>, _: &[(u64, u64)], _: bool) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn attach_static(
-            &mut self,
-            _: BorrowedFd<'_>,
-            _: &[(crate::attach::usdt::Place, u64)],
-            _: Option<u32>,
-        ) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn forget_static(&mut self, _: &[u64]) {}
-
-        fn by(&self) -> &'static str {
-            "uprobe_multi"
-        }
-    }
-
-    fn watcher() -> Watcher<Idle> {
-        Watcher::new(Libraries::new(Idle, FilePolicy::default()))
+    fn watcher() -> Watcher<Nothing> {
+        Watcher::new(Libraries::new(Nothing, FilePolicy::default()))
     }
 
     /// Runs a program that has mapped `library` when this returns.
