@@ -12,6 +12,7 @@ pub const LATENCY_BUCKETS: usize = 23;
 /// A function's calls by how long they took.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Latency {
     /// All of it, ns.
     pub sum_ns: u64,

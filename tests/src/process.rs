@@ -2,13 +2,18 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+
+/// How long a pipe is read after its program's end.
+const OPEN: Duration = Duration::from_secs(5);
+const HELD_OPEN: &str = "(the pipe is still held open)";
 
 /// What a program that has ended said.
 #[derive(Clone, Debug)]
@@ -96,7 +101,7 @@ pub struct Running {
     child: Child,
     name: String,
     stdin: Option<ChildStdin>,
-    stdout: Option<BufReader<ChildStdout>>,
+    stdout: Option<Receiver<String>>,
     stderr: Option<Collected>,
 }
 
@@ -136,7 +141,7 @@ impl Running {
             .spawn()
             .with_context(|| format!("starting {name}"))?;
         let stderr = child.stderr.take().map(collect);
-        let stdout = child.stdout.take().map(BufReader::new);
+        let stdout = child.stdout.take().map(lines);
         Ok(Self { stdin: child.stdin.take(), stdout, stderr, child, name })
     }
 
@@ -150,12 +155,10 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// When it cannot be read. At the end the line is empty.
+    /// After [`Self::finish`]. At its end the line is empty.
     pub fn read_line(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        let stdout = self.stdout.as_mut().context("its output was taken")?;
-        stdout.read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
-        Ok(line)
+        let stdout = self.stdout.as_ref().context("its output was taken")?;
+        Ok(stdout.recv().unwrap_or_default())
     }
 
     /// Reads its next line, a JSON object.
@@ -227,7 +230,6 @@ impl Running {
     /// When it has not ended at `limit`; it is then killed.
     pub fn finish(&mut self, limit: Duration) -> anyhow::Result<Said> {
         self.stdin = None;
-        let stdout = self.stdout.take().map(collect);
         let end = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -243,7 +245,7 @@ impl Running {
         }
         let said = Said {
             status: status.unwrap_or(-1),
-            stdout: joined(stdout),
+            stdout: self.stdout.take().map(rest).unwrap_or_default(),
             stderr: joined(self.stderr.take()),
         };
         match status {
@@ -275,6 +277,36 @@ fn collect(mut from: impl Read + Send + 'static) -> Collected {
     Collected { so_far, reader }
 }
 
+/// Lines as they come, whenever they are wanted: nobody has to wait until somebody reads.
+fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while let Ok(1..) = from.read_until(b'\n', &mut line) {
+            let text = String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned();
+            if sender.send(text).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// The lines that were not read yet. Not waited for without end: a grandchild can hold the pipe
+/// open.
+fn rest(lines: Receiver<String>) -> String {
+    let end = Instant::now() + OPEN;
+    let mut all = String::new();
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => all.push_str(&line),
+            Err(RecvTimeoutError::Disconnected) => return all,
+            Err(RecvTimeoutError::Timeout) => return all + HELD_OPEN,
+        }
+    }
+}
+
 fn said(collected: &Collected) -> String {
     let bytes = collected.so_far.lock().unwrap_or_else(PoisonError::into_inner);
     String::from_utf8_lossy(&bytes).into_owned()
@@ -283,10 +315,10 @@ fn said(collected: &Collected) -> String {
 /// What a reader has got. Not waited for without end: a grandchild can hold the pipe open.
 fn joined(collected: Option<Collected>) -> String {
     let Some(collected) = collected else { return String::new() };
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + OPEN;
     while !collected.reader.is_finished() {
         if Instant::now() >= end {
-            return format!("{}(the pipe is still held open)", said(&collected));
+            return said(&collected) + HELD_OPEN;
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,6 +1,6 @@
 //! What the stub libraries know about who was given what, and the comparison with the books.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub struct StubBooks {
     pub devices: BTreeMap<String, Amount>,
     /// By domain.
     pub domains: BTreeMap<String, DomainTruth>,
-    /// By function; nested calls under the outer one.
+    /// By function that was called; nested calls under the outer one.
     pub functions: BTreeMap<String, FunctionTruth>,
 }
 
@@ -173,10 +173,13 @@ impl Truth {
     }
 
     fn check_functions(&self, process: &Process) -> anyhow::Result<()> {
-        for (function, truth) in &self.books.functions {
-            let rows = process.sites.iter().filter(|site| site.api == *function);
-            let allocated = crate::dump::sums(rows).allocated;
-            let seen = truth.seen;
+        let sites = || process.sites.iter().filter(|site| ALL.contains(&&*site.domain));
+        let on_books = sites().map(|site| &site.api);
+        let all: BTreeSet<&String> = self.books.functions.keys().chain(on_books).collect();
+        for function in all {
+            let allocated =
+                crate::dump::sums(sites().filter(|site| site.api == *function)).allocated;
+            let seen = self.books.functions.get(function).copied().unwrap_or_default().seen;
             ensure!(allocated == seen, "{function}: allocated {allocated:?}, truly {seen:?}");
         }
         Ok(())

@@ -209,7 +209,7 @@ fn what_is_no_whole_recording_is_one_line() -> Result<()> {
     refused(&flipped(whole.len() / 2), "is damaged at byte ")?;
     refused(&flipped(20), "is damaged at byte 12")?;
     refused(&flipped(0), "is no recording of memtrace")?;
-    refused(&flipped(8), "is a recording of format 5")?;
+    refused(&flipped(8), "is a recording of format 6")?;
     refused(&whole[..40], "was cut off before its first record")?;
     refused(b"", "is empty")?;
     refused(b"\x7fELF and so on", "is no recording of memtrace")?;

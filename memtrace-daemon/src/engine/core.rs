@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use memtrace_common::{Domain, RecordKind};
+use memtrace_common::{Domain, FunctionId, Latency, RecordKind};
 
 use super::host::HostFacts;
 use crate::ledger::{Effects, Ledger, LedgerConfig};
@@ -168,6 +168,11 @@ impl Core {
         self.verdicts.watch_bytes(Domain::Kernel)
     }
 
+    /// How long calls took, as was said last.
+    pub(super) fn latency(&self) -> &[(FunctionId, Latency)] {
+        &self.host.latency
+    }
+
     /// Calls whose stacks are still to be unwound.
     #[must_use]
     pub fn awaited(&self) -> usize {
@@ -196,6 +201,7 @@ const fn is_news(record: &Record) -> bool {
                 | Observation::ProcessMemory(_)
                 | Observation::Device(_)
                 | Observation::DeviceLost { .. }
+                | Observation::Latency(_)
         ),
         _ => true,
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_common::{Domain, LossCause, LossCounter};
+use memtrace_common::{Domain, FunctionId, Latency, LossCause, LossCounter};
 
 use crate::record::{CgroupLimit, DeviceMemory, Observation};
 use crate::snapshot::{CoverageRow, Loss, RECORDING_GAP, STOPPED, Terms};
@@ -26,6 +26,7 @@ pub(super) struct HostFacts {
     pub(super) stopped_ns: Option<u64>,
     stops: u64,
     pub(super) coverage: Vec<CoverageRow>,
+    pub(super) latency: Vec<(FunctionId, Latency)>,
 }
 
 /// Something that was measured at first and now, and what the books had at first.
@@ -97,6 +98,7 @@ impl HostFacts {
             Observation::DeviceLost { index } => drop(self.devices.remove(index)),
             Observation::Loss(counters) => self.loss.clone_from(counters),
             Observation::Coverage(rows) => self.coverage.clone_from(rows),
+            Observation::Latency(all) => self.latency.clone_from(all),
             Observation::ProcessFacts { .. }
             | Observation::ProcessMemory(_)
             | Observation::UnusedShared(_)

@@ -10,6 +10,7 @@ mod devices;
 mod finding;
 mod host;
 mod kernel_rows;
+mod latency;
 mod levels;
 mod measured;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::coverage;
 use super::devices;
 use super::finding;
 use super::kernel_rows;
+use super::latency;
 use super::levels;
 use super::row::Rows;
 use crate::catalog;
@@ -48,7 +49,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         domains,
         coverage: coverage::rows(core),
         layers: coverage::layers(core),
-        latency: Vec::new(),
+        latency: latency::by_function(&core.host),
         not_seen: not_seen(core),
         devices: devices::of_host(&core.host, &painter.processes),
         loss: core.host.losses(core.ledger.faults().refused_stacks),

@@ -229,6 +229,7 @@ impl Engine {
             }
         }
         self.flush();
+        self.look_at_latency();
         let anchor = host::clock::anchor();
         if let Some(recorder) = self.parts.recorder.take() {
             recorder.end(anchor);
@@ -426,6 +427,7 @@ impl Engine {
     }
 
     fn publish_now(&mut self) -> Arc<Snapshot> {
+        self.look_at_latency();
         let snapshot = self.picture(host::clock::anchor());
         self.last_published = (self.core.news(), Instant::now());
         self.parts.published.store(Arc::clone(&snapshot));
@@ -441,7 +443,6 @@ impl Engine {
         let mut snapshot = self.core.snapshot(anchor.monotonic_ns, &setting);
         snapshot.runtime.ready = self.parts.ready.load(Ordering::Acquire);
         snapshot.runtime.program_seconds = self.parts.tracer.run_seconds().into_iter().collect();
-        snapshot.latency = self.latency();
         for name in self.parts.tracer.attached() {
             snapshot.runtime.probes.insert(((*name).to_owned(), "kernel".to_owned()), true);
         }

@@ -70,6 +70,7 @@ impl Ledger {
             | Observation::ProcessMemory(_)
             | Observation::UnusedShared(_)
             | Observation::Loss(_)
+            | Observation::Latency(_)
             | Observation::Coverage(_) => {}
         }
     }

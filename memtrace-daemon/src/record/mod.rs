@@ -16,8 +16,8 @@ mod measured;
 use std::sync::Arc;
 
 use memtrace_common::{
-    Account, AccountAgesRecord, DuplicateRecord, FreeRecord, KernelSampleRecord, LossCounter,
-    ProcessEntry, Totals, TotalsKey,
+    Account, AccountAgesRecord, DuplicateRecord, FreeRecord, FunctionId, KernelSampleRecord,
+    Latency, LossCounter, ProcessEntry, Totals, TotalsKey,
 };
 use serde::{Deserialize, Serialize};
 
@@ -210,4 +210,7 @@ pub enum Observation {
         /// NVML index.
         index: u32,
     },
+    /// How long calls took since attach, by function, in the order of their ids; replaces what was
+    /// said before.
+    Latency(Vec<(FunctionId, Latency)>),
 }
