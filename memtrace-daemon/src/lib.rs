@@ -9,7 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod expendable;
-mod heap;
+pub mod heap;
 pub mod host;
 pub mod human;
 pub mod intake;

@@ -6,6 +6,7 @@ use memtrace_daemon::cli::{
     args::{self, Cli, Command},
     attach, control, daemon, doctor, dump, launch, line, record, replay, run, status, top,
 };
+use memtrace_daemon::heap;
 use tracing_subscriber::EnvFilter;
 
 /// Exit status of everything but `run`: failed.
@@ -36,7 +37,7 @@ fn start(cli: Cli) -> ExitCode {
         Command::Run(_) => launch::STATUS_FAILED,
         _ => STATUS_FAILED,
     };
-    one_heap();
+    heap::set_up();
     log_to_stderr(matches!(cli.command, Command::Daemon(_)));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -53,16 +54,6 @@ fn start(cli: Cli) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => fail(failed, &error),
-    }
-}
-
-/// Has all threads use one heap. With a heap a thread, what one frees the others cannot use:
-/// after some 10,000 short processes the daemon held twice as much.
-fn one_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: called before there is another thread.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 

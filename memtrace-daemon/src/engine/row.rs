@@ -83,7 +83,7 @@ impl Rows {
     /// Says how old their process is, seconds.
     pub(super) fn of_age(&mut self, seconds: Option<f64>) {
         for row in &mut self.rows {
-            row.site.evidence.process_age_seconds = seconds;
+            row.site.evidence.of_age(seconds);
             if let Some(judgement) = &mut row.judgement {
                 judgement.evidence.process_age_seconds = seconds;
             }
@@ -144,7 +144,7 @@ impl Row {
                 oldest_age_seconds: part.oldest_age_seconds,
                 verdict: judgement.verdict,
                 confidence: judgement.confidence,
-                evidence: judgement.evidence,
+                evidence: judgement.evidence.into(),
                 sampling: 1.0,
                 frames_sampled: part.frames_sampled,
                 stack: part.stack,
@@ -190,7 +190,7 @@ impl Row {
             site.verdict = part.judgement.verdict;
             site.confidence = part.judgement.confidence;
             self.judgement = keep(&part.judgement);
-            site.evidence = part.judgement.evidence;
+            site.evidence = part.judgement.evidence.into();
             self.judged = held;
         }
         self.current |= part.current;

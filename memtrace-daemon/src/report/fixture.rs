@@ -94,7 +94,7 @@ pub(crate) fn site(id: u64, domain: &'static str, api: &'static str, live: Amoun
         oldest_age_seconds: Some(7_800.0),
         verdict: Verdict::Steady,
         confidence: None,
-        evidence: Evidence::default(),
+        evidence: Evidence::default().into(),
         sampling: 1.0,
         frames_sampled: false,
         stack: Some(Taken::whole(TakenBy::Copy)),

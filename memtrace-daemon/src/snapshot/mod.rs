@@ -21,7 +21,7 @@ pub use devices::{Device, DeviceProcess, ProcessDevice, difference};
 pub use findings::{Evidence, Exhaustion, Finding, Interval, Survival, Verdict};
 pub use frames::{Frame, FrameKind, Frames, Taken, TakenBy};
 pub use latency::CallLatency;
-pub use sites::{OWN_PROBES, Sample, Site};
+pub use sites::{OWN_PROBES, Sample, Site, SiteEvidence};
 
 /// A picture of everything.
 #[derive(Clone, Debug, Serialize)]
@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub coverage: Vec<CoverageRow>,
     /// What was seen by which layer.
     pub layers: Vec<Layer>,
-    /// How long calls took, by function. A replay does not know.
+    /// How long calls took, by function.
     pub latency: Vec<CallLatency>,
     /// Kinds of memory that memtrace does not see.
     pub not_seen: Vec<String>,

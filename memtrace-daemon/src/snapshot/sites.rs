@@ -1,6 +1,8 @@
 //! Sites: where memory is allocated, with their books and their stacks.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Serialize, Serializer};
 
 use super::{Evidence, Frames, Taken, Verdict, site_id};
 
@@ -42,7 +44,7 @@ pub struct Site {
     /// From 0 to 1.
     pub confidence: Option<f64>,
     /// What the verdict rests on.
-    pub evidence: Evidence,
+    pub evidence: SiteEvidence,
     /// How many allocations one followed allocation stands for; 1 is all.
     pub sampling: f64,
     /// Whether `frames` is a sample among several stacks of this call site.
@@ -61,6 +63,62 @@ pub struct Site {
 /// It is on the books, and it is no news.
 pub const OWN_PROBES: &str = "made by uprobes, memtrace's own among them";
 
+/// What the verdict on a site rests on. Most sites hold too little to be watched, and there is one
+/// of these with each site in each picture that somebody still reads: so it takes little room where
+/// it says little. Serialised it is [`Evidence`] either way.
+#[derive(Clone, Debug)]
+pub enum SiteEvidence {
+    /// All that there is of a site that is not watched.
+    Unwatched {
+        /// As in [`Evidence`].
+        window_seconds: f64,
+        /// As in [`Evidence`].
+        freed_share: Option<f64>,
+        /// As in [`Evidence`].
+        process_age_seconds: Option<f64>,
+    },
+    /// Anything else.
+    Watched(Box<Evidence>),
+}
+
+impl SiteEvidence {
+    /// Notes how old the process is, seconds.
+    pub fn of_age(&mut self, seconds: Option<f64>) {
+        match self {
+            Self::Unwatched { process_age_seconds, .. } => *process_age_seconds = seconds,
+            Self::Watched(evidence) => evidence.process_age_seconds = seconds,
+        }
+    }
+
+    fn whole(&self) -> Cow<'_, Evidence> {
+        match self {
+            Self::Unwatched { window_seconds, freed_share, process_age_seconds } => {
+                Cow::Owned(Evidence {
+                    window_seconds: *window_seconds,
+                    freed_share: *freed_share,
+                    process_age_seconds: *process_age_seconds,
+                    ..Evidence::default()
+                })
+            }
+            Self::Watched(evidence) => Cow::Borrowed(evidence),
+        }
+    }
+}
+
+impl From<Evidence> for SiteEvidence {
+    fn from(evidence: Evidence) -> Self {
+        let Evidence { window_seconds, freed_share, process_age_seconds, .. } = evidence;
+        let unwatched = Self::Unwatched { window_seconds, freed_share, process_age_seconds };
+        if *unwatched.whole() == evidence { unwatched } else { Self::Watched(Box::new(evidence)) }
+    }
+}
+
+impl Serialize for SiteEvidence {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.whole().serialize(serializer)
+    }
+}
+
 /// One stack seen at a sampled site.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
@@ -72,4 +130,29 @@ pub struct Sample {
     pub frames: Frames,
     /// Example of a user stack that called.
     pub user_frames: Frames,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_of_a_site_is_serialised_as_evidence_whether_it_was_watched_or_not() {
+        let unwatched = Evidence {
+            window_seconds: 10.0,
+            freed_share: Some(0.5),
+            process_age_seconds: Some(7.0),
+            ..Evidence::default()
+        };
+        let watched = Evidence { unseen_frees: 1, ..unwatched.clone() };
+        for (evidence, small) in [(unwatched, true), (watched, false)] {
+            let mut of_site = SiteEvidence::from(evidence.clone());
+            assert_eq!(matches!(of_site, SiteEvidence::Unwatched { .. }), small);
+            let json = |value: serde_json::Result<serde_json::Value>| value.unwrap();
+            assert_eq!(json(serde_json::to_value(&of_site)), json(serde_json::to_value(&evidence)));
+            of_site.of_age(None);
+            let older = Evidence { process_age_seconds: None, ..evidence };
+            assert_eq!(json(serde_json::to_value(&of_site)), json(serde_json::to_value(&older)));
+        }
+    }
 }

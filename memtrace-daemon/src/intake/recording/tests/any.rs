@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use memtrace_common::bytemuck::{AnyBitPattern, Zeroable, cast_slice, pod_read_unaligned};
 use memtrace_common::{
-    Account, FreeRecord, KernelSampleRecord, LossCounter, MAX_KERNEL_FRAMES, MAX_USER_FRAMES,
-    ProcessEntry, RecordHeader, Totals, TotalsKey,
+    Account, FreeRecord, KernelSampleRecord, Latency, LossCounter, MAX_KERNEL_FRAMES,
+    MAX_USER_FRAMES, ProcessEntry, RecordHeader, Totals, TotalsKey,
 };
 use proptest::array::{uniform2, uniform4};
 use proptest::prelude::*;
@@ -221,6 +221,7 @@ fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
         any::<bool>().prop_map(|stopped| Observation::Tracing { stopped }),
         prop::collection::vec(pod::<LossCounter>(bits), 0..12).prop_map(Observation::Loss),
         prop::collection::vec(coverage(), 0..4).prop_map(Observation::Coverage),
+        prop::collection::vec((any::<u16>(), pod(bits)), 0..4).prop_map(Observation::Latency),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..20))
             .prop_map(|(next_id, ids)| Observation::LiveIds { next_id, ids }),
     ]
@@ -275,6 +276,7 @@ pub(super) fn number(record: &Record) -> u8 {
                 | Observation::Tracing { .. }
                 | Observation::Loss(_)
                 | Observation::Coverage(_)
+                | Observation::Latency(_)
                 | Observation::LiveIds { .. } => {}
             }
             10
@@ -321,6 +323,7 @@ pub(super) fn each() -> Vec<Record> {
         Observation::Loss(vec![LossCounter { count: 1, bytes: 2 }]),
         Observation::Coverage(vec![]),
         Observation::LiveIds { next_id: 9, ids: vec![1, 5] },
+        Observation::Latency(vec![(3, Latency { sum_ns: 4, ..Latency::default() })]),
     ];
     let free = FreeRecord {
         header: RecordHeader { kind: 7, length: 48, time_ns: 1 },
