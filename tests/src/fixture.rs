@@ -166,6 +166,17 @@ impl Fixtures {
         self.directory.join("real_cudart")
     }
 
+    /// The same with a real runtime in itself.
+    ///
+    /// # Errors
+    ///
+    /// When that runtime is not there, or does not link.
+    pub fn link_real_cudart(&self, major: u32, program: &Path) -> anyhow::Result<()> {
+        let mut gcc = gcc(Variant::Plain, PROGRAM, &["real_cudart.c"]);
+        gcc.arg("-DLINKED").arg(paths::real_cudart_static(major)?);
+        finish(gcc.args(["-ldl", "-lrt", "-pthread"]), program)
+    }
+
     /// The program that runs another behind the unit's filters.
     #[must_use]
     pub fn sandbox(&self) -> PathBuf {

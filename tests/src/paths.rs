@@ -43,6 +43,19 @@ pub fn real_cudart(major: u32) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("no {name} under {}: run `cargo xtask setup`", venv.display()))
 }
 
+/// The same runtime as nvcc links it into a program, `libcudart_static.a`.
+///
+/// # Errors
+///
+/// When set-up has not brought it.
+pub fn real_cudart_static(major: u32) -> anyhow::Result<PathBuf> {
+    let path = real_cudart(major)?.with_file_name("libcudart_static.a");
+    if !path.exists() {
+        bail!("{} is not there: run `cargo xtask setup`", path.display());
+    }
+    Ok(path)
+}
+
 /// pprof, the reader of its own format.
 ///
 /// # Errors

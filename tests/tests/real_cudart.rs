@@ -1,5 +1,6 @@
-//! The real CUDA runtimes 12 and 13, from PyPI, on a machine without a driver: every symbol of
-//! the catalog is there and probed, and calls are failures that move no bytes.
+//! The real CUDA runtimes 12 and 13, from PyPI, on a machine without a driver, as libraries and
+//! linked into a program: every symbol of the catalog is there and probed, and calls are failures
+//! that move no bytes.
 
 use anyhow::{Context, Result};
 use memtrace_daemon::catalog;
@@ -7,6 +8,7 @@ use memtrace_tests::dump::amount;
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{Run, Traced};
 use memtrace_tests::paths;
+use memtrace_tests::scratch::Scratch;
 use serde_json::Value;
 
 /// cudaErrorInsufficientDriver.
@@ -39,8 +41,7 @@ fn every_symbol_resolves(major: u32) -> Result<()> {
     Ok(())
 }
 
-fn calls_are_failures_only(major: u32) -> Result<()> {
-    let traced = traced(major)?;
+fn calls_are_failures_only(traced: &Traced) -> Result<()> {
     let line = traced.said.last_json()?;
     for (function, status) in
         line.get("status").and_then(Value::as_object).context("no statuses")?
@@ -78,11 +79,52 @@ fn every_symbol_of_the_catalog_resolves_in_the_real_runtime_13() -> Result<()> {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn calls_of_the_real_runtime_12_without_a_driver_are_failures_only() -> Result<()> {
-    calls_are_failures_only(12)
+    calls_are_failures_only(&traced(12)?)
 }
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn calls_of_the_real_runtime_13_without_a_driver_are_failures_only() -> Result<()> {
-    calls_are_failures_only(13)
+    calls_are_failures_only(&traced(13)?)
+}
+
+/// A program with a real runtime in itself, whose symbols it has for itself.
+fn linked(major: u32) -> Result<()> {
+    const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc,handles";
+    let fixtures = fixture::build(Variant::Plain)?;
+    let scratch = Scratch::new()?;
+    let program = scratch.join("linked");
+    fixtures.link_real_cudart(major, &program)?;
+    // Named, it is probed from its first call on.
+    let named = Run::new(DOMAINS).option("--library").option(&program).trace(&program, ["10"])?;
+    let row = named.dump.coverage_of(&program)?;
+    assert!(row.attached && row.library.as_deref() == Some("libcudart"), "{row:?}");
+    let line = named.said.last_json()?;
+    for function in line.get("status").and_then(Value::as_object).context("no statuses")?.keys() {
+        assert!(row.functions.contains(function), "{function} is not in {row:?}");
+    }
+    calls_are_failures_only(&named)?;
+    // By itself it is found as soon as it maps a driver: a stub, which this runtime refuses.
+    scratch.copy(&fixtures.cuda())?;
+    let run = Run::new(DOMAINS).switch("LD_LIBRARY_PATH", scratch.path().display());
+    let found = run.trace(&program, ["300000"])?;
+    let process = found.process()?;
+    let mut layers = found.dump.coverage_of_process(process.pid)?.layers.clone();
+    layers.sort_unstable();
+    assert_eq!(layers, ["driver", "static"]);
+    assert!(process.domain("pinned").failures > 0, "{:?}", process.domains);
+    assert_eq!(process.domain("cuda").terms.seen, amount(0, 0));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_program_with_the_real_runtime_12_in_itself_is_probed_by_its_symbols() -> Result<()> {
+    linked(12)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a_program_with_the_real_runtime_13_in_itself_is_probed_by_its_symbols() -> Result<()> {
+    linked(13)
 }

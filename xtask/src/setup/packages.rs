@@ -26,7 +26,7 @@ const fn package(
     Package { name, program, purpose, why }
 }
 
-const PACKAGES: [Package; 18] = [
+const PACKAGES: [Package; 19] = [
     package(Purpose::Build, "gcc", Some("gcc"), "linking, and the programs that tests trace"),
     package(Purpose::Build, "libc6-dev", None, "the same"),
     package(Purpose::Test, "prometheus", Some("promtool"), "checking and scraping /metrics"),
@@ -34,6 +34,7 @@ const PACKAGES: [Package; 18] = [
     package(Purpose::Test, "python3", Some("python3"), "a process to trace"),
     package(Purpose::Test, "python3-venv", None, "fetching the real libcudart"),
     package(Purpose::Test, "g++", Some("g++"), "programs in C++ to trace"),
+    package(Purpose::Test, "systemtap-sdt-dev", Some("dtrace"), "static probes to trace"),
     package(Purpose::Test, "binutils", Some("addr2line"), "names to hold ours against"),
     package(Purpose::Test, "linux-perf", Some("perf"), "stacks to hold ours against"),
     package(Purpose::Test, "nodejs", Some("node"), "an interpreter to trace"),
