@@ -10,3 +10,9 @@ use memtrace_tests::gpu;
 fn the_real_drivers_memory_is_booked_to_the_byte() -> Result<()> {
     gpu::check(&fixture::build(Variant::Plain)?.driver_client())
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn the_real_pytorchs_tensors_are_booked_to_the_byte() -> Result<()> {
+    gpu::check_torch(None)
+}

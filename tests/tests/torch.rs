@@ -72,6 +72,13 @@ fn said_at(said: &str, moment: &str) -> Result<Value> {
         .with_context(|| format!("nothing said at {moment}: {said}"))
 }
 
+/// The check of `cargo xtask test --gpu`, with a stand-in for PyTorch's module.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn the_script_that_asks_pytorch_agrees_with_the_stub() -> Result<()> {
+    memtrace_tests::gpu::check_torch(Some(&fixture::build(Variant::Plain)?.torch()))
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn tensors_are_booked_to_the_byte_with_their_stacks() -> Result<()> {

@@ -1,19 +1,22 @@
 //! `cargo xtask test --gpu`: the books beside those of a program that calls the real driver.
 
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 use anyhow::{Result, ensure};
 
 use crate::{
     build,
-    command::{self, run_for_output, step},
+    command::{self, output, run_for_output, step},
     setup,
 };
 
 /// Where a loaded driver says which it is.
 const DRIVER: &str = "/proc/driver/nvidia/version";
 
-/// Runs the tests on the real driver.
+/// Fails where there is no PyTorch that could use the GPU.
+const TORCH: &str = "import torch; assert torch.cuda.is_available()";
+
+/// Runs the tests on the real driver, and on PyTorch where it is there.
 ///
 /// # Errors
 /// Where it is not root, there is no driver, or a test fails: what was not looked at has not passed.
@@ -30,9 +33,16 @@ pub fn test() -> Result<()> {
     setup::ensure(setup::Purpose::Test)?;
     build::release()?;
     step("the real driver");
-    run_for_output(
-        command::cargo()
-            .args(["test", "-p", "memtrace-tests", "--features", "gpu", "--test", "gpu"])
-            .args(["--", "--ignored", "--test-threads=1"]),
-    )
+    let mut tests = command::cargo();
+    tests.args(["test", "-p", "memtrace-tests", "--features", "gpu", "--test", "gpu"]);
+    tests.args(["--", "--ignored", "--test-threads=1"]);
+    let has_torch = output(Command::new("python3").args(["-c", TORCH])).is_ok();
+    if !has_torch {
+        tests.args(["--skip", "pytorch"]);
+    }
+    run_for_output(&mut tests)?;
+    if !has_torch {
+        println!("NOT TESTED: PyTorch, for python3 has none that finds a GPU");
+    }
+    Ok(())
 }
