@@ -146,6 +146,22 @@ unsafe fn measure(regs: *const pt_regs, frame: *mut Frame, rule: u8) {
             (*frame).size_b = size;
         } else {
             (*frame).size_a = size;
+            (*frame).described = [description, third, fourth];
+        }
+    }
+}
+
+/// Looks at a description once more that could not be read before the call: it may lie in a page
+/// that the program had not come to yet.
+#[inline(always)]
+unsafe fn measure_again(frame: *mut Frame, rule: u8) {
+    // SAFETY: checked task storage.
+    unsafe {
+        if (*frame).size_a == geometry::UNKNOWN || (*frame).size_a == geometry::UNREADABLE {
+            let [description, third, fourth] = (*frame).described;
+            let stack = (*frame).stack_pointer;
+            (*frame).size_a =
+                geometry::mt_geometry(u64::from(rule), stack, description, third, fourth);
         }
     }
 }
@@ -279,6 +295,9 @@ unsafe fn finish_allocation(
         let function = u32::from(cookie_function((*frame).cookie));
         // What goes wrong in an inner call goes wrong in its outer one, and counts there.
         let counts = outer.is_null();
+        if spec.size_rule >= SizeRule::ChannelArray as u8 {
+            measure_again(frame, spec.size_rule);
+        }
         let bytes = match size_of_call(frame, spec) {
             Size::Bytes(bytes) => bytes,
             Size::Implausible if counts => {

@@ -8,6 +8,8 @@ use memtrace_common::SizeRule;
 
 /// What could not be read, or is of a format that nobody knows. No array has no bytes.
 pub const UNKNOWN: u64 = 0;
+/// What is implausibly large, or has sides that could not be read.
+pub const UNREADABLE: u64 = u64::MAX;
 /// Where an argument lies that is passed in memory: behind the return address.
 const FIRST_IN_MEMORY: u64 = 8;
 /// No side of an array is that long: CUDA's longest is 2^17.
@@ -79,7 +81,7 @@ pub extern "C" fn mt_geometry(
 #[inline(always)]
 fn sides(at: u64) -> [u64; 3] {
     // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_user(at as *const [u64; 3]) }.unwrap_or([u64::MAX; 3])
+    unsafe { bpf_probe_read_user(at as *const [u64; 3]) }.unwrap_or([UNREADABLE; 3])
 }
 
 /// Bits of a texel by a runtime's description; 0 where that is not known.
@@ -133,7 +135,7 @@ fn bytes(sides: [u64; 3], bits: u64, levels: u64, flags: u64) -> u64 {
         return UNKNOWN;
     }
     if width >= LONGEST || height >= LONGEST || depth >= LONGEST {
-        return u64::MAX;
+        return UNREADABLE;
     }
     let halves = if flags & LAYERS == 0 { 1 } else { 0 };
     mt_array_bytes(width, height, depth, bits, levels << 1 | halves)

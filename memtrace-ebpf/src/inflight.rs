@@ -34,6 +34,8 @@ pub struct Frame {
     pub pointer: u64,
     /// The argument of the device rule.
     pub device: u64,
+    /// Where an array is described, and the two arguments behind it.
+    pub described: [u64; 3],
     /// Families that fold into this call; 0 for a free.
     pub folds: u32,
     /// [`Frame::FREE`] and those that follow it.

@@ -1,14 +1,15 @@
 //! Every function of the catalog against the true books of the stub libraries: success, failure,
-//! free by another thread, free of an address of nobody, and an exit without a free. What only
-//! calls inside calls show is in `cuda.rs`.
+//! free by another thread, free of an address of nobody, an exit without a free, fork, exec and
+//! kill. What only calls inside calls show is in `cuda.rs`.
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use memtrace_daemon::catalog::{self, Function};
 use memtrace_tests::dump::{amount, sums};
 use memtrace_tests::fixture::{self, Variant};
 use memtrace_tests::memtrace::{Run, Traced};
+use memtrace_tests::truth::Truth;
 
 const DOMAINS: &str = "cuda,managed,pinned,cuda_ipc,handles";
 
@@ -20,6 +21,28 @@ fn exact(client: &Path, scenario: &str) -> Result<Traced> {
     assert!(lost.is_empty(), "{scenario} lost: {lost:?}");
     traced.truth()?.check_ended(traced.process()?).with_context(|| scenario.to_owned())?;
     Ok(traced)
+}
+
+/// Books of a child, of a program that is replaced and of one that is killed.
+fn families(client: &Path) -> Result<()> {
+    let traced = exact(client, "every-forked")?;
+    // The child did what its parent had done, and nothing else.
+    let truth = traced.truth()?;
+    let child = truth.child.context("no child")?;
+    Truth { pid: child, ..truth }.check_ended(traced.dump.process(child)?).context("the child")?;
+    let traced = Run::new(DOMAINS).trace(client, ["every-replaced"])?;
+    traced.dump.check_conservation()?;
+    let (truth, process) = (traced.truth()?, traced.process()?);
+    for domain in DOMAINS.split(',') {
+        let (truly, terms) = (truth.domain(domain), process.domain(domain).terms);
+        ensure!(terms.seen == truly.seen && terms.live == amount(0, 0), "{domain}: {terms:?}");
+        ensure!(terms.closed == truly.closed + truly.live, "{domain}: {terms:?}, truly {truly:?}");
+    }
+    let traced = exact(client, "every-killed")?;
+    let first = traced.said.stdout.lines().next().context("nothing was said")?;
+    let killed = Truth::parse(serde_json::from_str(first)?)?;
+    ensure!(killed.pid != traced.process()?.pid, "{first}");
+    killed.check_ended(traced.dump.process(killed.pid)?).context("the one that was killed")
 }
 
 /// All ways of using a function, with the client of one library.
@@ -34,7 +57,7 @@ fn every(client: &Path) -> Result<()> {
     ] {
         exact(client, scenario)?;
     }
-    Ok(())
+    families(client)
 }
 
 #[test]
