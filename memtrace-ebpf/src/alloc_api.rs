@@ -294,7 +294,7 @@ unsafe fn finish_allocation(
     unsafe {
         let function = u32::from(cookie_function((*frame).cookie));
         // What goes wrong in an inner call goes wrong in its outer one, and counts there.
-        let counts = outer.is_null();
+        let counts = outer.is_null() && spec.uncounted == 0;
         if spec.size_rule >= SizeRule::ChannelArray as u8 {
             measure_again(frame, spec.size_rule);
         }
@@ -357,7 +357,7 @@ unsafe fn finish_allocation(
                     return;
                 }
             }
-            Inner::None => entry.id = next_id(),
+            Inner::None => entry.id = if spec.uncounted == 0 { next_id() } else { 0 },
             Inner::Booked => return,
         }
         if outer.is_null() {

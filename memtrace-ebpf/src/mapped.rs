@@ -26,7 +26,7 @@ const MOST: u64 = 1_024;
 const GRANULE: u64 = 2 << 20;
 
 /// Books a mapping: of `size_b` at `pointer`, so long as `size_a`. What is not on the books
-/// (imported, or made before the probes were there) is left alone.
+/// (made before the probes were there) is left alone.
 #[inline(never)]
 pub fn map(space: u32, frame: *mut Frame) {
     // SAFETY: checked task storage.

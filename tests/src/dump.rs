@@ -239,9 +239,9 @@ pub struct Measured {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "the names are the dump's")]
 pub struct ProcessDevice {
-    pub nvml_bytes: u64,
-    pub traced_bytes: u64,
-    pub untraced_bytes: i64,
+    pub nvml_bytes: Option<u64>,
+    pub traced_bytes: Option<u64>,
+    pub untraced_bytes: Option<i64>,
 }
 
 /// A GPU.
@@ -252,9 +252,10 @@ pub struct Device {
     pub total_bytes: u64,
     pub used_bytes: u64,
     pub free_bytes: u64,
-    pub traced_bytes: u64,
-    pub untraced_bytes: i64,
+    pub traced_bytes: Option<u64>,
+    pub untraced_bytes: Option<i64>,
     pub processes: Vec<DeviceProcess>,
+    pub all_listed: bool,
 }
 
 /// A process on a GPU.
@@ -262,7 +263,7 @@ pub struct Device {
 #[expect(missing_docs, reason = "the names are the dump's")]
 pub struct DeviceProcess {
     pub pid: u32,
-    pub used_bytes: u64,
+    pub used_bytes: Option<u64>,
     pub gone: bool,
 }
 

@@ -166,15 +166,16 @@ impl Fixtures {
         self.directory.join("real_cudart")
     }
 
-    /// The same with a real runtime in itself.
+    /// The same with a real runtime in itself, also what of it the program does not call.
     ///
     /// # Errors
     ///
     /// When that runtime is not there, or does not link.
     pub fn link_real_cudart(&self, major: u32, program: &Path) -> anyhow::Result<()> {
         let mut gcc = gcc(Variant::Plain, PROGRAM, &["real_cudart.c"]);
-        gcc.arg("-DLINKED").arg(paths::real_cudart_static(major)?);
-        finish(gcc.args(["-ldl", "-lrt", "-pthread"]), program)
+        gcc.args(["-DLINKED", "-Wl,--whole-archive"]).arg(paths::real_cudart_static(major)?);
+        gcc.args(["-Wl,--no-whole-archive", "-ldl", "-lrt", "-pthread"]);
+        finish(&mut gcc, program)
     }
 
     /// The program that runs another behind the unit's filters.

@@ -28,8 +28,9 @@ impl Nvml {
     }
 
     /// What it says from now on: `device TOTAL RESERVED USED` for each device in order,
-    /// `process DEVICE PID BYTES` and `drawing DEVICE PID BYTES` for what is on them, and
-    /// `lost DEVICE` for one that does not answer.
+    /// `process DEVICE PID BYTES` and `drawing DEVICE PID BYTES` for what is on them (`u64::MAX`
+    /// bytes are NVML's word for a figure that it does not tell), `unlisted DEVICE` for one whose
+    /// processes it does not list, and `lost DEVICE` for one that does not answer.
     ///
     /// # Errors
     ///

@@ -177,11 +177,58 @@ impl Truth {
         let on_books = sites().map(|site| &site.api);
         let all: BTreeSet<&String> = self.books.functions.keys().chain(on_books).collect();
         for function in all {
-            let allocated =
-                crate::dump::sums(sites().filter(|site| site.api == *function)).allocated;
-            let seen = self.books.functions.get(function).copied().unwrap_or_default().seen;
+            let sums = crate::dump::sums(sites().filter(|site| site.api == *function));
+            let truth = self.books.functions.get(function).copied().unwrap_or_default();
+            let (allocated, seen) = (sums.allocated, truth.seen);
             ensure!(allocated == seen, "{function}: allocated {allocated:?}, truly {seen:?}");
+            // Of a function that takes back, the stub counts failed frees here, and no site does.
+            // Where books have nothing, no failure is missing: the sums of domains are the same.
+            if allocated.count > 0 || sums.failures > 0 {
+                let (failures, truly) = (sums.failures, truth.failures);
+                ensure!(failures == truly, "{function}: {failures} failures, truly {truly}");
+            }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn site(api: &str, failures: u64) -> Value {
+        json!({
+            "domain": "cuda", "api": api, "context": "process", "failures": failures,
+            "live_bytes": 0, "live_count": 0, "allocated_bytes": 0, "allocations": 0,
+            "freed_bytes": 0, "frees": 0, "verdict": "steady", "evidence": {}, "sampling": 1.0,
+            "frames_sampled": false, "frames": [],
+        })
+    }
+
+    fn process(sites: &[Value]) -> Process {
+        let process = json!({
+            "pid": 1, "start_ns": 1, "comm": "client", "ended": false, "measured": {},
+            "domains": {}, "devices": [], "sites": sites,
+        });
+        serde_json::from_value(process).unwrap()
+    }
+
+    #[test]
+    fn a_failure_in_the_name_of_another_function_is_a_difference() {
+        let failed = |failures: u64| {
+            let seen = json!({"count": 0, "bytes": 0});
+            json!({"seen": seen, "failures": failures, "frees": 0})
+        };
+        let functions = json!({"cudaMalloc": failed(2), "cudaFree": failed(1)});
+        let books = json!({"devices": {}, "domains": {}, "functions": functions});
+        let truth = Truth::parse(json!({"pid": 1, "books": books})).unwrap();
+        let two_sites = process(&[site("cudaMalloc", 1), site("cudaMalloc", 1)]);
+        truth.check_functions(&two_sites).unwrap();
+        let inner = process(&[site("cudaMalloc", 1), site("cuMemAlloc_v2", 1)]);
+        assert!(truth.check_functions(&inner).is_err());
+        let twice = process(&[site("cudaMalloc", 2), site("cuMemAlloc_v2", 2)]);
+        assert!(truth.check_functions(&twice).is_err());
     }
 }

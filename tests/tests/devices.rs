@@ -42,6 +42,12 @@ fn signed(bytes: u64) -> Result<i64> {
     Ok(i64::try_from(bytes)?)
 }
 
+/// A process of which NVML counts so many bytes, and the books have so many.
+fn told(nvml: u64, traced: u64) -> Result<ProcessDevice> {
+    let untraced_bytes = Some(signed(nvml)? - signed(traced)?);
+    Ok(ProcessDevice { nvml_bytes: Some(nvml), traced_bytes: Some(traced), untraced_bytes })
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn what_nvml_counts_is_held_against_the_books_to_the_byte() -> Result<()> {
@@ -63,16 +69,17 @@ fn what_nvml_counts_is_held_against_the_books_to_the_byte() -> Result<()> {
     ])?;
     daemon.dump_until("NVML beside the books", LATE, |dump| {
         let own = dump.process(pid)?.device.context("nothing of NVML")?;
-        let untraced_bytes = signed(used - traced)?;
-        let truly = ProcessDevice { nvml_bytes: used, traced_bytes: traced, untraced_bytes };
+        let truly = told(used, traced)?;
         ensure!(own == truly, "{own:?}, truly {truly:?}");
         let [first, second] = &dump.devices[..] else { anyhow::bail!("{:?}", dump.devices) };
         let figures = (second.total_bytes, second.used_bytes, second.free_bytes);
         ensure!(figures == (80 * GIB, 9 * GIB, 70 * GIB), "{second:?}");
-        ensure!((first.traced_bytes, first.untraced_bytes) == (0, signed(9 * GIB)?), "{first:?}");
-        ensure!(second.traced_bytes == traced, "{second:?}, truly {traced}");
-        ensure!(second.untraced_bytes == signed(9 * GIB - traced)?, "{second:?}");
-        ensure!(second.processes == [DeviceProcess { pid, used_bytes: used, gone: false }]);
+        let sums = (first.traced_bytes, first.untraced_bytes);
+        ensure!(sums == (Some(0), Some(signed(9 * GIB)?)), "{first:?}");
+        ensure!(second.traced_bytes == Some(traced), "{second:?}, truly {traced}");
+        ensure!(second.untraced_bytes == Some(signed(9 * GIB - traced)?), "{second:?}");
+        ensure!(second.processes == [DeviceProcess { pid, used_bytes: Some(used), gone: false }]);
+        ensure!(first.all_listed && second.all_listed, "{first:?} {second:?}");
         Ok(())
     })?;
     memtrace_tests::until("metrics of devices", LATE, || {
@@ -105,8 +112,7 @@ fn what_nvml_counts_is_held_against_the_books_to_the_byte() -> Result<()> {
     nvml.say(&[device.clone(), device.clone(), format!("process 1 {pid} 10")])?;
     daemon.dump_until("less than the books have", LATE, |dump| {
         let own = dump.process(pid)?.device.context("nothing of NVML")?;
-        let untraced_bytes = 10 - signed(cuda)?;
-        let truly = ProcessDevice { nvml_bytes: 10, traced_bytes: cuda, untraced_bytes };
+        let truly = told(10, cuda)?;
         ensure!(own == truly, "{own:?}, truly {truly:?}");
         Ok(())
     })?;
@@ -114,6 +120,55 @@ fn what_nvml_counts_is_held_against_the_books_to_the_byte() -> Result<()> {
     daemon.dump_until("the loss of a device", LATE, |dump| {
         let indexes: Vec<u32> = dump.devices.iter().map(|device| device.index).collect();
         ensure!(indexes == [0], "{indexes:?}");
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Neither 0 nor the whole of what the books have is true of what nobody has counted.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn what_nvml_does_not_tell_is_null() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let device = format!("device {} {} {}", 80 * GIB, GIB, 9 * GIB);
+    let nvml = Nvml::new(&fixtures, std::slice::from_ref(&device))?;
+    let daemon = daemon(&fixtures, &nvml)?;
+    let (client, cuda, managed) = client(&fixtures)?;
+    let pid = client.pid();
+    // Some of its managed memory may be on the device: how much is not known either.
+    let unknown = ProcessDevice { nvml_bytes: None, traced_bytes: None, untraced_bytes: None };
+    let is_unknown = |dump: &Dump, on: &[DeviceProcess], all_listed: bool| -> Result<()> {
+        let process = dump.process(pid)?;
+        ensure!(process.device == Some(unknown), "{:?}", process.device);
+        ensure!(process.measured.device_bytes.is_none(), "{:?}", process.measured);
+        let [gpu] = &dump.devices[..] else { anyhow::bail!("{:?}", dump.devices) };
+        ensure!(gpu.used_bytes == 9 * GIB && gpu.free_bytes == 70 * GIB, "{gpu:?}");
+        ensure!((gpu.traced_bytes, gpu.untraced_bytes) == (None, None), "{gpu:?}");
+        ensure!(gpu.processes == on && gpu.all_listed == all_listed, "{gpu:?}");
+        Ok(())
+    };
+    nvml.say(&[device.clone(), format!("process 0 {pid} {}", u64::MAX)])?;
+    let on = [DeviceProcess { pid, used_bytes: None, gone: false }];
+    daemon.dump_until("a figure that is not told", LATE, |dump| is_unknown(dump, &on, true))?;
+    memtrace_tests::until("metrics of what is known", LATE, || {
+        let body = get_tcp(daemon.address(), "/metrics", &[])?.body;
+        let has = |kind: &str| {
+            body.contains(&format!("memtrace_device_memory_bytes{{device=\"0\",kind=\"{kind}\""))
+        };
+        ensure!(has("total") && has("used") && !has("traced") && !has("untraced"), "{body}");
+        let start = format!("memtrace_process_device_memory_bytes{{pid=\"{pid}\"");
+        ensure!(!body.contains(&start), "{body}");
+        Ok(())
+    })?;
+    let status = daemon.call("status", &[])?.expect_status(0)?.stdout;
+    assert!(status.contains("how much of it is traced is not known"), "{status}");
+    nvml.say(&[device.clone(), "unlisted 0".to_owned()])?;
+    daemon.dump_until("no list of processes", LATE, |dump| is_unknown(dump, &[], false))?;
+    let used = 500 * MIB;
+    nvml.say(&[device, format!("process 0 {pid} {used}")])?;
+    daemon.dump_until("a figure that is told after all", LATE, |dump| {
+        let own = dump.process(pid)?.device.context("nothing of NVML")?;
+        ensure!(own == told(used, cuda + managed)?, "{own:?}");
         Ok(())
     })?;
     Ok(())
@@ -192,7 +247,7 @@ fn a_worker_that_only_nvml_knows_of_is_orphaned_when_its_parent_is_killed() -> R
         let process = dump.process(pid)?;
         ensure!(process.measured.anonymous_bytes.is_some(), "not measured yet");
         let own = process.device.context("nothing of NVML")?;
-        ensure!((own.traced_bytes, own.untraced_bytes) == (0, signed(3 * GIB)?), "{own:?}");
+        ensure!(own == told(3 * GIB, 0)?, "{own:?}");
         ensure!(orphan(dump, pid).is_err(), "{:?}", dump.findings);
         Ok(())
     })?;

@@ -145,6 +145,22 @@ fn memory_that_is_given_again_by_its_address_is_released_as_often() -> Result<()
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn references_are_followed_where_their_own_domain_is_off() -> Result<()> {
+    let client = fixture::build(Variant::Plain)?.client();
+    let traced = Run::new("cuda").trace(client, ["retained"])?;
+    traced.dump.check_conservation()?;
+    assert!(traced.dump.losses().is_empty(), "lost: {:?}", traced.dump.losses());
+    let (truth, process) = (traced.truth()?.domain("cuda"), traced.process()?);
+    let cuda = process.domain("cuda");
+    assert_eq!((cuda.terms.seen, cuda.terms.freed), (truth.seen, truth.freed));
+    assert_eq!((cuda.terms.closed, cuda.terms.freed_unseen), (truth.live, amount(0, 0)));
+    assert_eq!((cuda.unknown_frees, cuda.failed_frees), (0, 0), "imported ones are released too");
+    assert!(process.sites("cuda_ipc").next().is_none());
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn memory_of_several_kinds_may_have_one_number() -> Result<()> {
     let traced = exact(&fixture::build(Variant::Plain)?.client(), "same-numbers")?;
     let process = traced.process()?;

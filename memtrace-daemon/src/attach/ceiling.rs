@@ -66,12 +66,16 @@ impl Ceiling {
         Self { config, calls: FxHashMap::default(), now: FxHashMap::default(), looked_ns: 0 }
     }
 
+    /// Whether there is a ceiling.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        self.config.firings_per_second > 0
+    }
+
     /// Takes a row of totals as it is now.
     pub fn observe(&mut self, key: &TotalsKey, totals: &Totals) {
         let function = u16::try_from(key.function).ok().and_then(catalog::library_function);
-        let Some(function) = function.filter(|_| self.config.firings_per_second > 0) else {
-            return;
-        };
+        let Some(function) = function.filter(|_| self.is_on()) else { return };
         let parts = [
             totals.seen.count,
             totals.freed.count,
@@ -155,6 +159,7 @@ mod tests {
     fn without_a_ceiling_nobody_is_told_of() {
         let config = CeilingConfig { firings_per_second: 0, ..CeilingConfig::default() };
         let mut ceiling = Ceiling::new(config);
+        assert!(!ceiling.is_on() && Ceiling::new(CeilingConfig::default()).is_on());
         for second in 1..5 {
             calls(&mut ceiling, 1, second * 1_000_000_000);
             assert!(ceiling.look(second * SECOND, |_| true).is_empty());

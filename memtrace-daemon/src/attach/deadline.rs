@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+/// A file that cannot be looked at within this time lies on something dead.
+pub const FILE_DEADLINE: Duration = Duration::from_secs(2);
 /// Threads that may be stuck at a time; beyond that nothing more is started.
 const MAX_STUCK: usize = 16;
 

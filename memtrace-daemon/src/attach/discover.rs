@@ -154,7 +154,7 @@ pub struct Scan {
     /// Processes that may not be looked into: nothing was ever found through one of them.
     pub denied: Vec<u32>,
     /// Whether all other processes were looked into. Only then is a file that is not in `files`
-    /// mapped no more.
+    /// mapped by none of them.
     pub complete: bool,
 }
 
@@ -197,10 +197,7 @@ pub fn scan_process(pid: u32, scan: &mut Scan) {
         Ok(Err(error)) if ended(&error) => {}
         Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => scan.denied.push(pid),
         Ok(Err(_)) => scan.complete = false,
-        Err(deadline::Late::Deadline(_)) => {
-            scan.stuck.push(pid);
-            scan.complete = false;
-        }
+        Err(deadline::Late::Deadline(_)) => scan.stuck.push(pid),
         Err(deadline::Late::TooManyStuck) => scan.complete = false,
     }
 }

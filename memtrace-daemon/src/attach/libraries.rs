@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use memtrace_common::{FunctionId, cookie, cookie_function, usdt_cookie};
 use thiserror::Error;
@@ -107,7 +107,11 @@ pub(super) struct Attachment<L> {
     pub(super) resting: Vec<Resting>,
     pub(super) inspection: Inspection,
     named: bool,
-    mapped: bool,
+    /// When it was first seen that nobody maps it; none while somebody does, and before the
+    /// first look.
+    idle_since: Option<Instant>,
+    /// It did not answer when it was asked whether it is deleted.
+    silent: bool,
     pub(super) row: CoverageRow,
 }
 
@@ -180,7 +184,9 @@ impl<P: Prober> Libraries<P> {
             Some(State::Attached(id)) => {
                 let id = *id;
                 if let Some(attachment) = self.attached.get_mut(&id) {
-                    attachment.mapped |= found.key.is_some();
+                    if found.pid.is_some() {
+                        attachment.idle_since = None;
+                    }
                     attachment.row.pid = attachment.row.pid.or(found.pid);
                 }
                 return Some(id);
@@ -201,7 +207,7 @@ impl<P: Prober> Libraries<P> {
             self.refuse(identity, row, reason, true);
             return None;
         }
-        self.attach(found, inspection, row, false).ok()
+        self.attach(inspection, row, false).ok()
     }
 
     /// Takes an executable that was looked through for a runtime of its own. Whether it is
@@ -222,7 +228,7 @@ impl<P: Prober> Libraries<P> {
             self.refuse(identity, row, reason, retry);
             return false;
         }
-        self.attach(found, inspection, row, false).is_ok()
+        self.attach(inspection, row, false).is_ok()
     }
 
     /// Whether an executable was looked through, or is known for something else.
@@ -310,39 +316,7 @@ impl<P: Prober> Libraries<P> {
         if !self.make_room() {
             return Err(refused(self.full()));
         }
-        self.attach(&found, inspection, row, true).map_err(refused)
-    }
-
-    /// Tells which files are mapped by any process, after a complete look at all of them.
-    /// Forgets what is not mapped any more (its inode can be reused), and lets go of deleted
-    /// files that nobody runs (a probe keeps them on disk).
-    pub fn sweep(&mut self, is_mapped: impl Fn(FileKey) -> bool) {
-        self.unread.retain(|key, _| is_mapped(*key));
-        let mut mapped: HashMap<Identity, bool> = HashMap::new();
-        for (key, identity) in &self.keys {
-            *mapped.entry(*identity).or_default() |= is_mapped(*key);
-        }
-        let is_mapped = |identity: &Identity| mapped.get(identity).copied().unwrap_or(false);
-        let mut gone = Vec::new();
-        for (id, attachment) in &mut self.attached {
-            attachment.mapped = is_mapped(&attachment.inspection.identity);
-            let deleted = || attachment.inspection.file.metadata().is_ok_and(|m| m.nlink() == 0);
-            if !attachment.mapped && !attachment.named && deleted() {
-                gone.push(*id);
-            }
-        }
-        for id in gone {
-            self.detach(id);
-        }
-        let attached = &self.attached;
-        self.files.retain(|identity, state| match state {
-            State::Attached(id) => attached.contains_key(id),
-            State::Duplicate(of, _) => attached.contains_key(of) && is_mapped(identity),
-            State::Refused { retry, .. } => !*retry && is_mapped(identity),
-            State::Foreign | State::Executable => is_mapped(identity),
-        });
-        let files = &self.files;
-        self.keys.retain(|_, identity| files.contains_key(identity));
+        self.attach(inspection, row, true).map_err(refused)
     }
 
     /// A row for each library of the catalog that was seen.
@@ -369,36 +343,8 @@ impl<P: Prober> Libraries<P> {
         self.unread.clear();
     }
 
-    /// Why there is no place for one more file, if so.
-    fn no_place(&mut self, inspection: &Inspection) -> Option<String> {
-        let uid = inspection.twin.uid;
-        let of_uid = |a: &&Attachment<P::Link>| !a.named && a.inspection.twin.uid == uid;
-        let limit = self.policy.max_files_per_uid;
-        if self.attached.values().filter(of_uid).count() >= limit {
-            return Some(format!("{limit} files of user id {uid} are probed already"));
-        }
-        (!self.make_room()).then(|| self.full())
-    }
-
-    fn full(&self) -> String {
-        format!("{} files are probed already", self.policy.max_files)
-    }
-
-    /// Lets go of a file that nobody runs, if all places are taken. Whether there is a place.
-    fn make_room(&mut self) -> bool {
-        if self.attached.len() >= self.policy.max_files {
-            let idle = self.attached.iter().find(|(_, a)| !a.mapped && !a.named).map(|(id, _)| *id);
-            match idle {
-                Some(id) => self.detach(id),
-                None => return false,
-            }
-        }
-        true
-    }
-
     fn attach(
         &mut self,
-        found: &Found,
         inspection: Inspection,
         row: CoverageRow,
         named: bool,
@@ -450,7 +396,6 @@ impl<P: Prober> Libraries<P> {
         if !refused.is_empty() {
             row.reason = Some(format!("the kernel refused probes on {}", refused.join(", ")));
         }
-        let mapped = found.key.is_some();
         self.files.insert(identity, State::Attached(id));
         let attachment = Attachment {
             probes,
@@ -460,7 +405,8 @@ impl<P: Prober> Libraries<P> {
             resting: Vec::new(),
             inspection,
             named,
-            mapped,
+            idle_since: None,
+            silent: false,
             row,
         };
         self.attached.insert(id, attachment);
@@ -492,6 +438,7 @@ impl<P: Prober> Libraries<P> {
 
 mod demand;
 mod duplicates;
+mod idle;
 mod probes;
 mod resting;
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod error;
 pub mod inspect;
 mod ld_cache;
 pub mod libraries;
+mod looked;
 pub mod mappings;
 pub mod memory;
 mod misses;

@@ -48,8 +48,10 @@ impl Default for FilePolicy {
 
 impl FilePolicy {
     /// Whether a function is probed. One that frees is, when any domain is on whose pointers
-    /// it could free: `cudaFree` also frees managed memory. So is one that says which context or
-    /// device a thread is in, or that ends one, when anything is on that goes with them.
+    /// it could free: `cudaFree` also frees managed memory. So is one that gives references to
+    /// such memory: else what it gave would be taken back in another's place. So is one that says
+    /// which context or device a thread is in, or that ends one, when anything is on that goes
+    /// with them.
     #[must_use]
     pub fn wants(&self, function: &Function) -> bool {
         if function.is_about_contexts() {
@@ -57,13 +59,10 @@ impl FilePolicy {
                 .any(|other| other.spec.bound != 0 && self.domains.contains(&other.domain));
         }
         if function.allocates() {
-            return self.domains.contains(&function.domain);
+            return self.domains.contains(&function.domain)
+                || gives_references(function, &self.domains);
         }
-        booked().any(|other| {
-            other.allocates()
-                && other.spec.class == function.spec.class
-                && self.domains.contains(&other.domain)
-        })
+        is_given(function.spec.class, &self.domains)
     }
 
     /// The functions of a file that are probed, and where.
@@ -130,10 +129,39 @@ impl FilePolicy {
     }
 }
 
+/// Whether any function gives pointers of a class whose own domain is among these.
+fn is_given(class: u8, domains: &[Domain]) -> bool {
+    booked().any(|other| {
+        other.allocates() && other.spec.class == class && domains.contains(&other.domain)
+    })
+}
+
+/// Whether a function gives references to memory that is booked in one of these domains, such as
+/// `cuMemRetainAllocationHandle` to what `cuMemCreate` gave.
+fn gives_references(function: &Function, domains: &[Domain]) -> bool {
+    function.allocates() && function.spec.counted != 0 && is_given(function.spec.class, domains)
+}
+
+/// Whether nothing of a function is counted although it is probed, because its own domain is not
+/// among these: contexts are followed for what is bound to them, references for what they hold.
+pub(super) fn is_uncounted(function: &Function, domains: &[Domain]) -> bool {
+    !domains.contains(&function.domain)
+        && (function.makes_context() || gives_references(function, domains))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::catalog::library_functions;
+
+    /// The functions that are followed and not counted, but for those of contexts.
+    fn uncounted(domains: &[Domain]) -> Vec<&'static str> {
+        library_functions()
+            .iter()
+            .filter(|function| !function.makes_context() && is_uncounted(function, domains))
+            .map(|function| function.symbol)
+            .collect()
+    }
 
     fn wanted(domains: &[Domain]) -> Vec<&'static str> {
         let policy = FilePolicy { domains: domains.to_vec(), ..FilePolicy::default() };
@@ -165,5 +193,33 @@ mod tests {
             .len(),
             library_functions().len()
         );
+    }
+
+    #[test]
+    fn references_to_what_is_booked_are_followed_whatever_domain_they_are_of() {
+        let references = ["cuMemImportFromShareableHandle", "cuMemRetainAllocationHandle"];
+        let domains = FilePolicy::default().domains;
+        let all = wanted(&domains);
+        assert!(references.iter().all(|symbol| all.contains(symbol)), "{all:?}");
+        assert_eq!(uncounted(&domains), references);
+        // Memory that was opened by IPC is in a name space of its own, of which nothing is on.
+        assert!(!all.contains(&"cudaIpcOpenMemHandle") && !all.contains(&"cudaIpcCloseMemHandle"));
+        // The other way round: a handle of the program's own that is released is no unknown one.
+        let borrowed = wanted(&[Domain::CudaIpc]);
+        assert!(borrowed.contains(&"cuMemRelease") && borrowed.contains(&"cuMemCreate"));
+        assert!(!borrowed.contains(&"cudaMalloc"), "given once, taken back once");
+        assert_eq!(uncounted(&[Domain::CudaIpc]), ["cuMemCreate"]);
+        assert_eq!(uncounted(&[Domain::Cuda, Domain::CudaIpc]), Vec::<&str>::new());
+        assert_eq!(uncounted(&[Domain::Kernel, Domain::Pinned]), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn contexts_are_followed_and_counted_only_where_handles_are_booked() {
+        let of = |symbol| library_functions().iter().find(|one| one.symbol == symbol).unwrap();
+        for symbol in ["cuCtxCreate_v2", "cuDevicePrimaryCtxRetain", "cuCtxDestroy_v2"] {
+            assert!(is_uncounted(of(symbol), &[Domain::Cuda]), "{symbol}");
+            assert!(!is_uncounted(of(symbol), &[Domain::Cuda, Domain::Handles]), "{symbol}");
+        }
+        assert!(!is_uncounted(of("cudaMalloc"), &[Domain::Managed]), "it is not followed");
     }
 }

@@ -44,12 +44,12 @@ impl Prober for Nothing {
 }
 
 /// The rows of the processes that run a GPU library or have a GPU open: `attached` says whether
-/// calls of theirs can be seen.
+/// calls of theirs can be seen under this policy.
 ///
 /// # Errors
 /// That /proc cannot be listed.
-pub fn survey() -> io::Result<Vec<CoverageRow>> {
-    let mut watcher = Watcher::deafened(Libraries::new(Nothing, FilePolicy::default()));
+pub fn survey(files: FilePolicy) -> io::Result<Vec<CoverageRow>> {
+    let mut watcher = Watcher::deafened(Libraries::new(Nothing, files));
     watcher.rescan(Instant::now())?;
     let mut rows = watcher.coverage();
     rows.retain(|row| row.kind == "process");

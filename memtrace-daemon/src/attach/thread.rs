@@ -66,10 +66,13 @@ impl Pace {
         Self { paces, ceiling, looked: Instant::now() }
     }
 
-    /// What is to be taken away now.
+    /// What is to be taken away now. Without a ceiling nothing is, and no totals are read.
     fn look(&mut self) -> Vec<Rest> {
         let mut spaces = HashSet::new();
         let Self { paces, ceiling, .. } = self;
+        if !ceiling.is_on() {
+            return Vec::new();
+        }
         paces.totals(|key, totals| {
             spaces.insert(key.space);
             ceiling.observe(key, totals);

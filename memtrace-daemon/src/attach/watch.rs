@@ -4,6 +4,7 @@
 //! Blocks for as long as a file takes to be looked at, up to a deadline: runs on a thread of
 //! its own, never on the engine's.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::coverage;
-use super::deadline;
+use super::deadline::{self, FILE_DEADLINE};
 use super::discover::{self, CodeMapping, FileKey};
 use super::elf::{self, ElfError, Identity};
 use super::inspect::{Inspection, inspect, inspect_executable};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
+use super::looked::Looked;
 use super::mappings::{Mappings, MappingsError, News};
 use super::probing::Prober;
 use super::rest::Rest;
@@ -28,12 +30,10 @@ use crate::snapshot::CoverageRow;
 pub const TICK: Duration = Duration::from_millis(20);
 
 /// Between looks through /proc where the kernel tells of new mappings: a net for what it could
-/// not tell, and the time after which unmapped files are let go.
+/// not tell, and the time after which it is noticed that nobody maps a file any more.
 const SLOW_RESCAN: Duration = Duration::from_secs(30);
 /// The same where the kernel does not tell, and the shortest time between two looks at all.
 const FAST_RESCAN: Duration = Duration::from_secs(1);
-/// A file that cannot be looked at within this time lies on something dead.
-const FILE_DEADLINE: Duration = Duration::from_secs(2);
 /// A process that was stuck is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(300);
 
@@ -44,6 +44,7 @@ pub struct Watcher<P: Prober> {
     /// Why the kernel does not tell of new mappings.
     deaf: Option<MappingsError>,
     stuck: Vec<(u32, Instant)>,
+    looked: Looked,
     denied: Vec<u32>,
     scanned: Option<Instant>,
     /// When descriptors were last looked through for GPUs.
@@ -80,6 +81,7 @@ impl<P: Prober> Watcher<P> {
             mappings: None,
             deaf: None,
             stuck: Vec::new(),
+            looked: Looked::default(),
             denied: Vec::new(),
             scanned: None,
             devices: None,
@@ -118,6 +120,8 @@ impl<P: Prober> Watcher<P> {
             return;
         }
         self.libraries.detach_all();
+        // Nobody listens meanwhile.
+        self.looked = Looked::default();
         // With the next tick.
         (self.scanned, self.devices) = (None, None);
         if !stop {
@@ -186,6 +190,7 @@ impl<P: Prober> Watcher<P> {
         let noted = Noted::Told { after: std::mem::replace(&mut self.told, draining) };
         for (pid, key) in again {
             if self.libraries.known(key).is_some() {
+                self.libraries.mapped_again(key);
                 self.moved |= self.users.maps(pid, key, noted);
             }
         }
@@ -214,7 +219,7 @@ impl<P: Prober> Watcher<P> {
         }
         let before = self.coverage();
         self.scanned = Some(now);
-        self.lost = false;
+        let told = self.mappings.is_some() && !self.lost;
         self.stuck.retain(|(pid, since)| {
             now.duration_since(*since) < STUCK_FOR && Path::new(&format!("/proc/{pid}")).exists()
         });
@@ -225,11 +230,17 @@ impl<P: Prober> Watcher<P> {
             self.devices = Some(now);
         }
         let scan = discover::scan(&skip, devices)?;
+        self.lost = false;
         self.stuck.extend(scan.stuck.iter().map(|pid| (*pid, now)));
         self.denied.clone_from(&scan.denied);
-        // A process that could not be looked into may map anything.
-        if scan.complete && skip.is_empty() {
-            self.libraries.sweep(|key| scan.files.contains_key(&key));
+        let hanging: Vec<u32> = self.stuck.iter().map(|(pid, _)| *pid).collect();
+        let known = self.looked.take(&scan.looked, &hanging, told);
+        // A process of which nothing is known may map anything; who hangs, what it mapped before.
+        if scan.complete && known {
+            let held: HashSet<FileKey> =
+                hanging.iter().flat_map(|pid| self.users.files(*pid)).collect();
+            let is_mapped = |key: FileKey| scan.files.contains_key(&key) || held.contains(&key);
+            self.libraries.sweep(now, scan.denied.is_empty(), is_mapped);
         }
         for mapping in scan.files.values() {
             if self.libraries.is_new(mapping.key) {
@@ -314,10 +325,14 @@ impl<P: Prober> Watcher<P> {
         let mut changed = false;
         for pid in self.users.unexamined(|key| self.libraries.known(key)) {
             let path = users::executable(pid);
-            // Without opening it: the identity of what the link leads to.
-            let Ok(metadata) = std::fs::metadata(&path) else { continue };
-            let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
-            let target = std::fs::read_link(&path).unwrap_or_default();
+            let link = path.clone();
+            // Without opening it: the identity of what the link leads to, and its path.
+            let follow = move || {
+                let metadata = std::fs::metadata(&link)?;
+                let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
+                Ok::<_, io::Error>((identity, std::fs::read_link(&link).unwrap_or_default()))
+            };
+            let Ok(Ok((identity, target))) = deadline::run(FILE_DEADLINE, follow) else { continue };
             let work = move || elf::open(&path).and_then(inspect_executable);
             if !self.libraries.is_examined(identity)
                 && let Ok(Ok(inspection)) = deadline::run(FILE_DEADLINE, work)

@@ -2,18 +2,23 @@
 //! to mend it, and what memory the maps will take.
 //!
 //! It only looks: nothing is attached, mounted or changed. Every row is printed for every user;
-//! what cannot be tried without privilege says so.
+//! what cannot be tried without privilege says so. What would be probed goes by the daemon's
+//! configuration, where there is one.
 
 use std::io::{self, Write};
 
+use memtrace_common::Domain;
 use serde::Serialize;
 
 use crate::attach::abilities::{self, Ability, State};
 use crate::attach::memory::{self, MapKind, MapPlan, PlanError};
 use crate::attach::object::OBJECT;
 use crate::attach::options::Sizes;
+use crate::attach::policy::FilePolicy;
 use crate::attach::survey::survey;
+use crate::catalog;
 use crate::cli::args::DoctorArgs;
+use crate::config::Config;
 use crate::host::process;
 use crate::report::escape::escape;
 use crate::snapshot::CoverageRow;
@@ -92,16 +97,45 @@ pub struct MapRow {
     pub bytes_per_thread: u64,
 }
 
-/// Looks at everything.
+/// The daemon's configuration; the defaults where there is none, or none that can be used, which
+/// is said in the log. The functions that it declares are in the catalog from then on.
+fn configuration() -> Config {
+    let read = || -> Result<Config, String> {
+        let config = Config::load_or_default(None).map_err(|error| error.to_string())?;
+        catalog::declare(&config.allocator, &config.free)?;
+        Ok(config)
+    };
+    read().unwrap_or_else(|error| {
+        tracing::warn!("what would be probed goes by the defaults: {error}");
+        Config::default()
+    })
+}
+
+/// Which files the daemon would probe with this configuration: as `daemon` has it.
+fn files(config: &Config) -> FilePolicy {
+    let Config { domains, exclude, torch, .. } = config;
+    FilePolicy {
+        domains: domains.iter().collect(),
+        on_demand: torch.on_demand
+            && domains.contains(Domain::Cuda)
+            && !domains.contains(Domain::Torch),
+        exclude_build_ids: exclude.library_build_id.clone(),
+        exclude_paths: exclude.library_path.clone(),
+        exclude_versions: exclude.library_version.clone(),
+        ..FilePolicy::default()
+    }
+}
+
+/// Looks at everything; `files` says which may be probed.
 ///
 /// # Errors
 /// Where the build is at fault: the maps of the kernel side cannot be reckoned.
-pub fn diagnose() -> Result<Diagnosis, PlanError> {
+pub fn diagnose(files: FilePolicy) -> Result<Diagnosis, PlanError> {
     let abilities = abilities::probe();
     let ok = !abilities.iter().any(Ability::blocks);
     let maps = maps(&Sizes::default(), memory::possible_cpus().ok())?;
     // Where /proc cannot be listed there is nothing to say of anybody in it.
-    let coverage = survey().unwrap_or_default();
+    let coverage = survey(files).unwrap_or_default();
     Ok(Diagnosis {
         schema: 1,
         ok,
@@ -142,7 +176,7 @@ fn maps(sizes: &Sizes, possible_cpus: Option<u32>) -> Result<Maps, PlanError> {
 /// # Errors
 /// Where `out` cannot be written, or the build is at fault.
 pub fn run(args: &DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
-    let diagnosis = diagnose().map_err(io::Error::other)?;
+    let diagnosis = diagnose(files(&configuration())).map_err(io::Error::other)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
         writeln!(out)?;
@@ -301,6 +335,8 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn diagnosis(state: State, required: bool) -> Diagnosis {
@@ -371,6 +407,25 @@ mod tests {
             assert!(json["maps"]["maps"][0].get(key).is_some(), "{key}");
         }
         assert_eq!(json["maps"]["maps"][0]["kind"], "hash");
+    }
+
+    #[test]
+    fn what_would_be_probed_goes_by_the_configuration() {
+        let parse = |text: &str| Config::parse(Path::new("m.toml"), text).unwrap();
+        let policy = files(&parse(
+            "domains = ['cuda', 'handles']\n[exclude]\nlibrary_build_id = ['00ff']\n\
+             library_path = ['/opt/vendor']\nlibrary_version = ['libcudart.so.12']\n",
+        ));
+        assert_eq!(policy.domains, [Domain::Cuda, Domain::Handles]);
+        assert!(policy.on_demand);
+        assert_eq!(policy.exclude_build_ids, ["00ff"]);
+        assert_eq!(policy.exclude_paths, [Path::new("/opt/vendor")]);
+        assert_eq!(policy.exclude_versions, ["libcudart.so.12"]);
+        for domains in ["['cuda', 'torch']", "['kernel']"] {
+            assert!(!files(&parse(&format!("domains = {domains}"))).on_demand, "{domains}");
+        }
+        assert!(!files(&parse("torch.on_demand = false")).on_demand);
+        assert_eq!(files(&Config::default()).domains, FilePolicy::default().domains);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Core {
         let surroundings = Surroundings {
             kernel: Traffic { seen: kernel, lost: self.host.lost_of_kernel() },
             calls: Traffic { seen: all.saturating_sub(kernel), lost: self.host.lost_of_calls() },
-            slab_growth_bytes: self.host.slab_growth_bytes(),
+            slab_growth_bytes: self.host.slab_growth_bytes(self.config.named_caches),
             kernel_growth_bytes: self.host.kernel_growth_bytes(&terms),
         };
         let Self { verdicts, ledger, .. } = self;

@@ -77,6 +77,9 @@ pub(super) fn of_measured(
 }
 
 /// What memory of a domain runs out of first, and when; `None` where it does not grow.
+///
+/// Nobody says on which of its devices a process grows: the one that has least left, of those that
+/// it is on, is the soonest that can run out.
 pub(super) fn exhaustion(
     host: &HostFacts,
     domain: &'static str,
@@ -92,9 +95,10 @@ pub(super) fn exhaustion(
         Some((limit.available_bytes(), format!("cgroup {}", limit.cgroup)))
     };
     let of_device = || {
-        let on = |(_, device): &(&u32, &super::host::Device)| device.of(pid).is_some();
+        let on = host.devices.iter().filter(|(_, device)| device.now.has(pid));
         let only = || host.devices.iter().next().filter(|_| host.devices.len() == 1);
-        let (index, device) = host.devices.iter().find(on).or_else(only)?;
+        let fullest = on.min_by_key(|(_, device)| device.free_bytes());
+        let (index, device) = fullest.or_else(only)?;
         Some((device.free_bytes(), format!("cuda:{index}")))
     };
     let (free_bytes, of) = match domain {
@@ -141,4 +145,42 @@ fn seconds(finding: &Finding) -> f64 {
 fn grown(finding: &Finding) -> u64 {
     let evidence = &finding.evidence;
     evidence.floor_last_bytes.or(evidence.floor_last_objects).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::record::{DeviceMemory, Observation};
+
+    fn exhausted(devices: Vec<DeviceMemory>, pid: u32) -> Option<(f64, String)> {
+        let mut host = HostFacts::default();
+        for device in devices {
+            host.observe(0, &Observation::Device(device), BTreeMap::new);
+        }
+        exhaustion(&host, "cuda", pid, 2.0).map(|exhaustion| (exhaustion.seconds, exhaustion.of))
+    }
+
+    fn device(index: u32, free_bytes: u64, pids: &[u32]) -> DeviceMemory {
+        DeviceMemory {
+            index,
+            total_bytes: 1_000,
+            free_bytes: Some(free_bytes),
+            processes: pids.iter().map(|pid| (*pid, 1)).collect(),
+            ..DeviceMemory::default()
+        }
+    }
+
+    #[test]
+    fn a_process_on_several_devices_runs_out_of_the_fullest_that_it_is_on() {
+        let untold = DeviceMemory { untold: vec![9], ..device(3, 20, &[]) };
+        let all = vec![device(0, 500, &[7]), device(1, 300, &[7, 8]), device(2, 100, &[8]), untold];
+        assert_eq!(exhausted(all.clone(), 7), Some((150.0, "cuda:1".to_owned())));
+        assert_eq!(exhausted(all.clone(), 8), Some((50.0, "cuda:2".to_owned())));
+        assert_eq!(exhausted(all.clone(), 9), Some((10.0, "cuda:3".to_owned())));
+        assert_eq!(exhausted(all, 6), None, "it may be on any");
+        let only = vec![device(4, 500, &[])];
+        assert_eq!(exhausted(only, 6), Some((250.0, "cuda:4".to_owned())));
+    }
 }

@@ -50,11 +50,6 @@ impl Device {
         let unused = self.now.total_bytes.saturating_sub(self.now.used_bytes);
         self.now.free_bytes.unwrap_or(unused)
     }
-
-    /// What a process has on it; `None` where it is not on it.
-    pub(super) fn of(&self, pid: u32) -> Option<u64> {
-        self.now.processes.iter().find(|(user, _)| *user == pid).map(|(_, bytes)| *bytes)
-    }
 }
 
 impl Gauge {
@@ -153,15 +148,23 @@ impl HostFacts {
         LossCause::ALL.into_iter().map(row).chain(gap).chain(stops).collect()
     }
 
-    /// Device memory of a process as NVML sees it; `None` where there is no device.
+    /// Device memory of a process as NVML sees it, on all devices; `None` where there is none, or
+    /// NVML does not tell of one.
     pub(super) fn device_bytes(&self, pid: u32) -> Option<u64> {
-        let own = self.devices.values().filter_map(|device| device.of(pid));
-        (!self.devices.is_empty()).then(|| own.fold(0, u64::saturating_add))
+        let mut own = self.devices.values().map(|device| device.now.bytes_of(pid));
+        let first = own.next()??;
+        own.try_fold(first, |sum, bytes| Some(sum.saturating_add(bytes?)))
     }
 
     /// By how much the slab has grown since it was first looked at, bytes.
-    pub(super) fn slab_growth_bytes(&self) -> Option<u64> {
-        self.slab.map(|slab| slab.growth())
+    pub(super) fn slab_growth_bytes(&self, named_caches: bool) -> Option<u64> {
+        self.traced_slab(named_caches).map(|slab| slab.growth())
+    }
+
+    /// What of the slab the books are to explain. Caches of inodes and dentries come and go by
+    /// themselves: where they are not traced they are nothing that kmalloc has to explain.
+    fn traced_slab(&self, named_caches: bool) -> Option<Gauge> {
+        if named_caches { self.slab } else { self.unreclaimable }
     }
 
     /// By how much live kernel memory on the books has grown since the slab was first looked at,
@@ -182,9 +185,7 @@ impl HostFacts {
             let traced = live(domain).saturating_sub(traced_first);
             (observed >= WORTH_EXPLAINING).then(|| (domain.name(), traced as f64 / observed as f64))
         };
-        // Caches of inodes and dentries come and go by themselves: where they are not traced they
-        // are nothing that kmalloc has to explain.
-        let slab = if named_caches { self.slab } else { self.unreclaimable };
+        let slab = self.traced_slab(named_caches);
         let kernel = slab.and_then(|slab| ratio(slab.traced_first, slab.growth(), Domain::Kernel));
         let observed = self.devices.values().map(|device| device.used.growth()).sum();
         let first = self.devices.values().map(|device| device.used.traced_first).min();

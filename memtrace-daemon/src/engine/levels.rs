@@ -29,17 +29,18 @@ fn slope(evidence: &Evidence) -> Option<f64> {
     bytes.or(objects)
 }
 
-fn growth(judgement: &Judgement) -> f64 {
+pub(super) fn growth(judgement: &Judgement) -> f64 {
     slope(&judgement.evidence).unwrap_or(0.0)
 }
 
-/// A finding about all sites of a process in a domain, if it says more than those of its sites.
+/// A finding about all sites of a process in a domain, if it says more than those of its sites do,
+/// and than those that nobody wants to hear of, which grow by `hushed` a second.
 pub(super) fn of_process(
     core: &Core,
     setting: &Setting,
     (process, serial): (&Process, u32),
     domain: Domain,
-    sites: &[Finding],
+    (sites, hushed): (&[Finding], f64),
     now_ns: u64,
 ) -> Option<Finding> {
     let mut judgement = core.verdicts.judge_process(serial, domain, now_ns)?;
@@ -54,7 +55,7 @@ pub(super) fn of_process(
     let slope = |finding: &Finding| slope(&finding.evidence);
     let explained: f64 =
         sites.iter().filter(own).filter_map(slope).map(|slope| slope.max(0.0)).sum();
-    if explained >= growth * EXPLAINED {
+    if explained + hushed >= growth * EXPLAINED {
         return None;
     }
     let many = process.sites.iter().filter(|site| site.domain == domain.name()).count();

@@ -196,14 +196,17 @@ impl Painter<'_> {
         let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
         let age = now_ns.saturating_sub(since_ns) as f64 / 1e9;
         self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
-        for (site, judgement) in self.rows.give_to(&mut painted, &core.config.verdict) {
+        let config = &core.config.verdict;
+        let hushed = |domain: &Domain| (*domain, self.rows.hushed(config, *domain));
+        let hushed: Vec<_> = core.config.domains.iter().map(hushed).collect();
+        for (site, judgement) in self.rows.give_to(&mut painted, config) {
             self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
         }
         if let Some(serial) = serial {
-            for domain in &core.config.domains {
-                let sites = self.findings.get(first..).unwrap_or_default();
+            for (domain, hushed) in hushed {
+                let said = (self.findings.get(first..).unwrap_or_default(), hushed);
                 let subject = (&painted, serial);
-                let found = levels::of_process(core, setting, subject, *domain, sites, *now_ns);
+                let found = levels::of_process(core, setting, subject, domain, said, *now_ns);
                 self.findings.extend(found);
             }
         }

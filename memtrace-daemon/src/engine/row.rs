@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use memtrace_common::{Amount, Domain, FunctionId};
 use rustc_hash::FxHashMap;
 
+use super::levels;
 use crate::record::StackKey;
 use crate::snapshot::{Frames, OWN_PROBES, Process, Sample, Site, Taken, Verdict};
 use crate::verdict::{Judgement, VerdictConfig};
@@ -88,6 +89,17 @@ impl Rows {
                 judgement.evidence.process_age_seconds = seconds;
             }
         }
+    }
+
+    /// Growth a second of rows of a domain that are no news although they grow: sites that somebody
+    /// knows of, and what tracing itself costs.
+    pub(super) fn hushed(&self, config: &VerdictConfig, domain: Domain) -> f64 {
+        let hushed = |row: &&Row| {
+            let known = row.site.id.is_some_and(|id| config.known_sites.contains(&id));
+            row.domain == domain && (known || row.site.note == Some(OWN_PROBES))
+        };
+        let judgements = self.rows.iter().filter(hushed).filter_map(|row| row.judgement.as_ref());
+        judgements.map(|judgement| levels::growth(judgement).max(0.0)).sum()
     }
 
     /// Empties the rows into a process, largest first, and says which of them are news.

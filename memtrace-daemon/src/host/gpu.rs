@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::expendable::Worker;
@@ -72,23 +73,60 @@ fn devices(nvml: &Nvml) -> Result<Vec<DeviceMemory>, NvmlError> {
 
 fn observe(index: u32, device: &Device<'_>) -> Result<DeviceMemory, NvmlError> {
     let memory = device.memory_info()?;
-    let lists = [device.running_compute_processes(), device.running_graphics_processes()];
-    let mut processes = BTreeMap::new();
-    for process in lists.into_iter().flatten().flatten() {
-        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
-            // A process that computes and draws is in both lists, with the same figure.
-            let known = processes.entry(process.pid).or_insert(bytes);
-            *known = bytes.max(*known);
-        }
-    }
+    let Users { bytes, unlisted } =
+        Users::of(device.running_compute_processes(), device.running_graphics_processes());
     Ok(DeviceMemory {
         index,
         total_bytes: memory.total,
         used_bytes: memory.used,
         free_bytes: Some(memory.free),
-        gone: processes.keys().copied().filter(|pid| !runs(*pid)).collect(),
-        processes: processes.into_iter().collect(),
+        gone: bytes.keys().copied().filter(|pid| !runs(*pid)).collect(),
+        untold: bytes.iter().filter(|(_, bytes)| bytes.is_none()).map(|(pid, _)| *pid).collect(),
+        processes: bytes.into_iter().filter_map(|(pid, bytes)| Some((pid, bytes?))).collect(),
+        unlisted,
     })
+}
+
+/// What NVML answers when it is asked who is on a device.
+type List = Result<Vec<ProcessInfo>, NvmlError>;
+
+/// Who is on a device, as far as NVML tells.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Users {
+    /// Bytes by pid; `None` where NVML does not tell them.
+    bytes: BTreeMap<u32, Option<u64>>,
+    /// Whether a list could not be read, so that there may be more of them.
+    unlisted: bool,
+}
+
+impl Users {
+    fn of(computing: List, drawing: List) -> Self {
+        let mut users = Self::default();
+        users.take(computing);
+        match drawing {
+            // Where nothing can be drawn there is no list of who draws.
+            Err(NvmlError::NotSupported) => {}
+            drawing => users.take(drawing),
+        }
+        users
+    }
+
+    fn take(&mut self, list: List) {
+        let list = list.unwrap_or_else(|error| {
+            tracing::debug!(%error, "NVML does not list the processes on a device");
+            self.unlisted = true;
+            Vec::new()
+        });
+        for process in list {
+            let bytes = match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(bytes),
+                UsedGpuMemory::Unavailable => None,
+            };
+            // A process that computes and draws is in both lists, with the same figure.
+            let known = self.bytes.entry(process.pid).or_insert(bytes);
+            *known = bytes.max(*known);
+        }
+    }
 }
 
 /// Whether /proc has this process, be it one that has ended and that nobody has waited for.
@@ -105,5 +143,32 @@ mod tests {
         let seen = Gpu::default().work(&());
         let driver = std::path::Path::new("/proc/driver/nvidia/version").exists();
         assert_eq!(!seen.is_empty(), driver, "{seen:?}");
+    }
+
+    fn process(pid: u32, used_gpu_memory: UsedGpuMemory) -> ProcessInfo {
+        ProcessInfo { pid, used_gpu_memory, gpu_instance_id: None, compute_instance_id: None }
+    }
+
+    #[test]
+    fn bytes_that_nvml_does_not_tell_are_unknown_and_no_process_counts_twice() {
+        let computing = vec![
+            process(7, UsedGpuMemory::Used(10)),
+            process(8, UsedGpuMemory::Unavailable),
+            process(9, UsedGpuMemory::Unavailable),
+        ];
+        let drawing = vec![process(7, UsedGpuMemory::Used(10)), process(9, UsedGpuMemory::Used(5))];
+        let users = Users::of(Ok(computing), Ok(drawing));
+        let bytes = BTreeMap::from([(7, Some(10)), (8, None), (9, Some(5))]);
+        assert_eq!(users, Users { bytes, unlisted: false });
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_is_not_an_empty_one() {
+        let refused = || Err(NvmlError::NoPermission);
+        assert!(Users::of(refused(), Ok(Vec::new())).unlisted);
+        let users = Users::of(Ok(vec![process(7, UsedGpuMemory::Used(10))]), refused());
+        assert_eq!(users, Users { bytes: BTreeMap::from([(7, Some(10))]), unlisted: true });
+        let users = Users::of(Ok(Vec::new()), Err(NvmlError::NotSupported));
+        assert_eq!(users, Users::default(), "what cannot draw");
     }
 }

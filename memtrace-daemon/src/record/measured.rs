@@ -82,11 +82,33 @@ pub struct DeviceMemory {
     /// Of which free. What the driver keeps for itself is neither used nor free.
     #[serde(default)]
     pub free_bytes: Option<u64>,
-    /// (pid, bytes) of each process on it, by pid.
+    /// (pid, bytes) of each process on it whose bytes NVML tells, by pid.
     pub processes: Vec<(u32, u64)>,
-    /// Of these, the pids that /proc does not have.
+    /// Pids of those on it whose bytes NVML does not tell.
+    #[serde(default)]
+    pub untold: Vec<u32>,
+    /// Whether there may be more processes: NVML did not list them.
+    #[serde(default)]
+    pub unlisted: bool,
+    /// Of all these, the pids that /proc does not have.
     #[serde(default)]
     pub gone: Vec<u32>,
+}
+
+impl DeviceMemory {
+    /// What a process has on it, bytes: 0 where it is not on it, `None` where NVML does not tell.
+    #[must_use]
+    pub fn bytes_of(&self, pid: u32) -> Option<u64> {
+        let told = self.processes.iter().find(|(user, _)| *user == pid);
+        let unknown = self.unlisted || self.untold.contains(&pid);
+        told.map(|(_, bytes)| *bytes).or((!unknown).then_some(0))
+    }
+
+    /// Whether a process is known to be on it.
+    #[must_use]
+    pub fn has(&self, pid: u32) -> bool {
+        self.untold.contains(&pid) || self.processes.iter().any(|(user, _)| *user == pid)
+    }
 }
 
 /// Memory of one process as /proc has it.
@@ -171,4 +193,27 @@ pub struct UnusedShared {
     pub unseen: u64,
     /// Shared memory that these have in their page tables, bytes: they have mapped no more.
     pub unseen_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_an_older_recording_lists_all_its_processes() {
+        let old = r#"{"index":1,"total_bytes":9,"used_bytes":5,"processes":[[7,5]]}"#;
+        let device: DeviceMemory = serde_json::from_str(old).unwrap();
+        assert_eq!((device.bytes_of(7), device.bytes_of(8)), (Some(5), Some(0)));
+        assert!(device.has(7) && !device.has(8));
+    }
+
+    #[test]
+    fn what_is_not_told_of_a_process_is_unknown_and_not_zero() {
+        let processes = vec![(7, 5)];
+        let device = DeviceMemory { processes, untold: vec![8], ..DeviceMemory::default() };
+        assert_eq!([7, 8, 9].map(|pid| device.bytes_of(pid)), [Some(5), None, Some(0)]);
+        assert_eq!([7, 8, 9].map(|pid| device.has(pid)), [true, true, false]);
+        let device = DeviceMemory { unlisted: true, ..device };
+        assert_eq!([7, 8, 9].map(|pid| device.bytes_of(pid)), [Some(5), None, None]);
+    }
 }

@@ -312,7 +312,7 @@ pub(crate) fn busy() -> Snapshot {
         [(("cudaMalloc".to_owned(), "/usr/local/cuda/lib64/libcudart.so.12".to_owned()), true)]
             .into();
     snapshot.runtime.explained = [("cuda", 0.98)].into();
-    let device = ProcessDevice::of(65 << 30, snapshot.domains["cuda"].live.bytes, 0);
+    let device = ProcessDevice::of(Some(65 << 30), snapshot.domains["cuda"].live.bytes, 0);
     snapshot.processes[0].device = Some(device);
     let buckets = vec![(Some(0.000_001), 7), (Some(0.000_002), 2), (None, 1)];
     snapshot.latency = vec![CallLatency::new("cudaMalloc", 0.25, buckets)];
@@ -322,8 +322,9 @@ pub(crate) fn busy() -> Snapshot {
         used_bytes: 66 << 30,
         free_bytes: 13 << 30,
         traced_bytes: device.traced_bytes,
-        untraced_bytes: difference(66 << 30, device.traced_bytes),
-        processes: vec![DeviceProcess { pid: 4121, used_bytes: 65 << 30, gone: false }],
+        untraced_bytes: device.traced_bytes.map(|traced| difference(66 << 30, traced)),
+        processes: vec![DeviceProcess { pid: 4121, used_bytes: Some(65 << 30), gone: false }],
+        all_listed: true,
     }];
     snapshot.runtime.program_seconds = [("mt_kmalloc".to_owned(), 1.25)].into();
     snapshot

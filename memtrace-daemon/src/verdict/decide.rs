@@ -5,7 +5,8 @@
 
 use super::VerdictConfig;
 use super::history::History;
-use super::weigh::LOAD_MARGIN;
+use super::kept::Kept;
+use super::weigh::{LOAD_MARGIN, Weighed};
 use crate::snapshot::Verdict;
 
 /// A site whose live memory grew by less than this share of what it began with did not grow.
@@ -13,6 +14,9 @@ const WORTH_A_PLATEAU: u64 = 4;
 
 /// Decides anew after weighing.
 pub(super) fn decide(config: &VerdictConfig, history: &mut History, distrusted: bool, now_ns: u64) {
+    if let Some(kept) = &mut history.kept {
+        kept.see(history.weighed.old_bytes, history.active);
+    }
     let verdict = next(config, history, distrusted);
     if verdict == history.verdict {
         return;
@@ -22,9 +26,16 @@ pub(super) fn decide(config: &VerdictConfig, history: &mut History, distrusted: 
             let trend = history.weighed.trend.unwrap_or_default();
             // `as` saturates.
             history.leak_from = trend.first as u64;
+            let Weighed { old_bytes, old_age, .. } = history.weighed;
+            let growth = trend.growth() as u64;
+            history.kept =
+                old_bytes.map(|old| Box::new(Kept::new(old_age, old, growth, history.active)));
         }
         (Verdict::Leak, Verdict::Steady | Verdict::Growing) => history.begin_again(now_ns),
         _ => {}
+    }
+    if verdict != Verdict::Leak {
+        history.kept = None;
     }
     history.verdict = verdict;
     history.since_ns = now_ns;
@@ -41,13 +52,18 @@ fn next(config: &VerdictConfig, history: &History, distrusted: bool) -> Verdict 
     let patience = history.patience_to_say(config);
     let weighed = &history.weighed;
     if history.verdict == Verdict::Leak {
-        let kept = history.last_floor().saturating_sub(history.leak_from);
-        let grown = history.high.saturating_sub(history.leak_from);
-        if kept < grown / 2 {
+        let (freed, rests_for) = match &history.kept {
+            Some(kept) => (kept.is_freed(), kept.rests_for(history.active)),
+            None => {
+                let kept = history.last_floor().saturating_sub(history.leak_from);
+                let grown = history.high.saturating_sub(history.leak_from);
+                (kept < grown / 2, history.active_since_record)
+            }
+        };
+        if freed {
             return Verdict::Steady;
         }
-        let over =
-            history.idle == 0 && history.active_since_record >= history.patience_of_leak(config);
+        let over = history.idle == 0 && rests_for >= history.patience_of_leak(config);
         return if over { Verdict::Plateau } else { Verdict::Leak };
     }
     if weighed.leak {

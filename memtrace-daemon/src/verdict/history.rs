@@ -5,6 +5,7 @@ use memtrace_common::{AGE_CLASSES, Amount};
 
 use super::VerdictConfig;
 use super::judge::Traffic;
+use super::kept::Kept;
 use super::old::Old;
 use super::pyramid::{Pyramid, Rough, Window};
 use super::weigh::Weighed;
@@ -84,12 +85,14 @@ pub(super) struct History {
     /// What was last said, and since when.
     pub(super) verdict: Verdict,
     pub(super) since_ns: u64,
-    /// The floor that a leak grew from.
+    /// The floor that a leak grew from, and what it keeps, where that is known.
     pub(super) leak_from: u64,
+    pub(super) kept: Option<Box<Kept>>,
     pub(super) weighed: Weighed,
-    /// The last look at which the subject was there, and at which tick of a window it is weighed.
+    /// The last look at which the subject was there.
     pub(super) round: u64,
-    pub(super) slot: u64,
+    /// A number of its own that says when it is weighed.
+    slot: u64,
     /// The window that is not over yet.
     floor: u64,
     objects: u64,
@@ -144,6 +147,7 @@ impl History {
             verdict: if old { Verdict::Steady } else { Verdict::Warming },
             since_ns: now_ns,
             leak_from: 0,
+            kept: None,
             weighed: Weighed::default(),
             round: 0,
             slot,
@@ -153,6 +157,12 @@ impl History {
             window_freed: look.freed.count,
             now: *look,
         }
+    }
+
+    /// When in a window it is weighed, ns from the window's start: not all at once, but each once
+    /// a window.
+    pub(super) const fn turn(&self, window_ns: u64) -> u64 {
+        (window_ns >> 16) * (self.slot & 0xffff)
     }
 
     /// A look within a window.
@@ -229,7 +239,8 @@ impl History {
         if self.active == 1 {
             self.high = floor;
         } else if floor as f64 > self.high as f64 + grown * NEW_MAXIMUM {
-            if self.active_since_rise >= self.patience(config)
+            // Idle windows count: what rested has begun anew, whyever it rested.
+            if self.since_rise >= self.patience(config)
                 && matches!(self.verdict, Verdict::Plateau | Verdict::Steady)
             {
                 self.episode = self.active.saturating_sub(2);
@@ -357,5 +368,20 @@ impl History {
     fn usual_steps(&self) -> u32 {
         let risen = self.active.saturating_sub(self.active_since_rise);
         if self.rises < 3 { 0 } else { 3 * risen / self.rises }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_in_each_window() {
+        let config = VerdictConfig::default();
+        for slot in [0, 1, 0xffff, u64::MAX, 0x1234_5678_9abc_def0] {
+            let look = Look::default();
+            let history = History::new(&config, 0, 1, &look, Traffic::default(), slot);
+            assert!(history.turn(config.window_ns()) < config.window_ns());
+        }
     }
 }

@@ -12,6 +12,9 @@ use super::weigh::weigh;
 use super::words::reasons;
 use crate::snapshot::{Evidence, Verdict};
 
+/// Windows without a measurement that are made up for at most.
+const MOST_AT_ONCE: u64 = 60;
+
 /// A measured level and its history.
 #[derive(Debug, Default)]
 pub struct Level {
@@ -42,9 +45,13 @@ impl Level {
         // What is measured always works: its rest is rest, never idleness.
         let look = Look { low_bytes: bytes, live, first_ns: self.first_ns, ..Look::default() };
         history.tick(&look);
-        if now_ns.saturating_sub(self.window_start_ns) >= config.window_ns() {
+        let windows = now_ns.saturating_sub(self.window_start_ns) / config.window_ns().max(1);
+        if windows > 0 {
             self.window_start_ns = now_ns;
-            history.end_window(config, now_ns, 0, true);
+            // Who has to wait for a turn is measured less often, and grows no faster for that.
+            for _ in 0..windows.min(MOST_AT_ONCE) {
+                history.end_window(config, now_ns, 0, true);
+            }
             history.weighed = weigh(config, history, None, &mut Scratch::default());
             decide(config, history, false, now_ns);
         }
@@ -76,5 +83,23 @@ impl Level {
     pub fn reasons(&self, config: &VerdictConfig, now_ns: u64) -> Vec<String> {
         let Some(history) = &self.history else { return Vec::new() };
         reasons(config, history.verdict, &history.weighed, &self.evidence(config, now_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_to_wait_for_its_measurement_grows_no_faster_for_that() {
+        let config = VerdictConfig::default();
+        for pause in [10, 70] {
+            let mut level = Level::new();
+            for second in (0..7_000).step_by(pause) {
+                level.observe(&config, second as u64 * 1_000_000_000, second as u64 * 100_000);
+            }
+            let slope = level.evidence(&config, 7_000_000_000_000).slope_bytes_per_second.unwrap();
+            assert!((90_000.0..110_000.0).contains(&slope.value), "every {pause} s: {slope:?}");
+        }
     }
 }

@@ -13,6 +13,7 @@ mod device;
 mod history;
 mod host;
 mod judge;
+mod kept;
 mod level;
 mod measured;
 mod memory;
@@ -45,6 +46,7 @@ pub use silent::{no_device_calls, no_heap_calls};
 
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, BuildHasherDefault};
+use std::ops::Range;
 
 use memtrace_common::Domain;
 use rustc_hash::{FxHashMap, FxHasher};
@@ -78,10 +80,10 @@ pub struct Verdicts {
     sums: Sums,
     surroundings: Surroundings,
     window_start_ns: Option<u64>,
-    /// Looks so far; ticks in this window and in the last one.
+    /// Looks so far.
     round: u64,
-    tick: u64,
-    ticks: u64,
+    /// Since the last look, ns from the window's start: whose turn that is, is weighed.
+    turn: Range<u64>,
     windows: u64,
     scratch: Scratch,
 }
@@ -97,8 +99,7 @@ impl Verdicts {
             surroundings: Surroundings::default(),
             window_start_ns: None,
             round: 0,
-            tick: 0,
-            ticks: 1,
+            turn: 0..0,
             windows: 0,
             scratch: Scratch::default(),
         }
@@ -109,7 +110,7 @@ impl Verdicts {
         self.subjects.clear();
         self.sums = Sums::default();
         self.window_start_ns = None;
-        self.tick = 0;
+        self.turn = 0..0;
     }
 
     /// What is to be said about a row.
@@ -188,7 +189,7 @@ impl Verdicts {
     /// Takes a look at a row.
     fn look_at_row(&mut self, now_ns: u64, sample: &RowSample<'_>) {
         let window = judge::window_of(&self.numbers.everywhere, now_ns);
-        self.sums.add(sample, self.round, (self.tick == 0).then_some(window));
+        self.sums.add(sample, self.round, (self.turn.start == 0).then_some(window));
         let cohorts = sample.cohorts.map(|cohorts| (cohorts, window));
         let live = LiveByAge { cohorts, ages: sample.live_ages };
         let subject = Subject::Row(sample.key);
@@ -205,7 +206,7 @@ impl Verdicts {
         live: LiveByAge<'_>,
         frozen: bool,
     ) {
-        let Self { numbers, subjects, surroundings, round, tick, ticks, scratch, .. } = self;
+        let Self { numbers, subjects, surroundings, round, turn, scratch, .. } = self;
         let domain = judge::domain(&subject);
         let config = numbers.within(domain);
         let history = match subjects.entry(subject) {
@@ -227,8 +228,7 @@ impl Verdicts {
         }
         history.old.look(now_ns, config.window_ns(), live.ages);
         history.tick(look);
-        // Not all at once, but each once a window.
-        if history.slot % *ticks == *tick {
+        if turn.contains(&history.turn(config.window_ns())) {
             history.weighed = weigh::weigh(config, history, live.cohorts, scratch);
             let distrusted =
                 judge::distrust(config, surroundings, domain, history, look.live.bytes, look.freed);
@@ -242,8 +242,9 @@ impl Verdicts {
         self.sums.look(round);
         let sums = std::mem::take(&mut self.sums);
         for ((serial, domain), sum) in &sums.processes {
-            if sum.round == round && sum.has_many() {
-                let subject = Subject::Process(*serial, *domain);
+            let subject = Subject::Process(*serial, *domain);
+            // One site that is the largest for a while makes nobody forget what was seen.
+            if sum.round == round && (sum.has_many() || self.subjects.contains_key(&subject)) {
                 self.look_at(now_ns, subject, *serial, &sum.look, LiveByAge::default(), false);
             }
         }
@@ -282,14 +283,15 @@ impl Rule for Verdicts {
         self.surroundings = surroundings;
         self.round += 1;
         let start_ns = *self.window_start_ns.get_or_insert(now_ns);
+        let elapsed_ns = now_ns.saturating_sub(start_ns);
+        self.turn = self.turn.end..elapsed_ns;
         rows(&mut |sample| self.look_at_row(now_ns, sample));
         self.look_at_sums(now_ns);
-        self.tick += 1;
-        if now_ns.saturating_sub(start_ns) >= self.numbers.everywhere.window_ns() {
+        if elapsed_ns >= self.numbers.everywhere.window_ns() {
             self.end_window(now_ns);
             self.windows += 1;
             self.window_start_ns = Some(now_ns);
-            self.ticks = std::mem::take(&mut self.tick);
+            self.turn = 0..0;
         }
     }
 

@@ -19,6 +19,10 @@ const FELL: f64 = 0.1;
 /// A process is judged as a sum where its largest site holds less than this share.
 const LARGEST: f64 = 0.5;
 
+/// Windows for which a service without a process is remembered, an hour of the usual ones: whatever
+/// starts a program again waits for minutes at most.
+const LINGERS: u32 = 360;
+
 /// Windows after which memory of a sum is old: it outlives requests.
 pub(super) const OLD: u32 = 16;
 /// Windows that processes of a service must live for, for old memory to say anything.
@@ -60,6 +64,8 @@ pub(super) struct Service {
     pub(super) members: u32,
     pub(super) rising: u32,
     pub(super) ever: u32,
+    /// Windows since it had a process.
+    alone: u32,
 }
 
 /// All sums.
@@ -164,8 +170,8 @@ impl Sums {
             let service = services.entry((sum.service, *domain)).or_default();
             if sum.round != round {
                 // It has ended. What it gave back at its end counts as leaked if it grew until
-                // then; else it was its work.
-                if !sum.rose_until_its_end() {
+                // then; else it was its work. Kernel memory nobody gave back: it is still there.
+                if *domain != Domain::Kernel && !sum.rose_until_its_end() {
                     service.joined -= sum.added;
                 }
                 return false;
@@ -196,6 +202,10 @@ impl Sums {
             service.allocations += allocated.saturating_sub(sum.allocations);
             sum.allocations = allocated;
             true
+        });
+        services.retain(|_, service| {
+            service.alone = if service.members > 0 { 0 } else { service.alone + 1 };
+            service.alone < LINGERS
         });
     }
 
@@ -239,5 +249,69 @@ impl Service {
     /// Whether there is more to it than one process.
     pub(super) const fn has_several(&self) -> bool {
         self.ever > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::RowKey;
+
+    fn sample(owner: u32, domain: Domain, bytes: u64) -> RowSample<'static> {
+        let live = Amount { count: 1, bytes };
+        RowSample {
+            key: RowKey::Call { space: owner, function: 16, stack: 7 },
+            domain,
+            owner,
+            service: FoldedKey::default(),
+            owner_ended_ns: None,
+            low_bytes: bytes,
+            live,
+            allocated: live,
+            freed: Amount::default(),
+            ages: [0; AGE_CLASSES],
+            cohorts: None,
+            live_ages: None,
+            first_ns: 1,
+            frozen: false,
+        }
+    }
+
+    /// Windows in which a process holds so much, one window after the other.
+    fn windows(sums: &mut Sums, from: u64, domain: Domain, held: &[u64]) -> u64 {
+        let mut round = from;
+        for bytes in held {
+            round += 1;
+            sums.add(&sample(1, domain, *bytes), round, Some(0));
+            sums.look(round);
+            sums.end_window(round);
+        }
+        round
+    }
+
+    #[test]
+    fn what_a_process_gave_back_at_its_end_is_subtracted_and_kernel_memory_is_still_there() {
+        let mut held: Vec<u64> = (1..=20).map(|window| window * 1_000).collect();
+        held.extend([20_000; 60]);
+        for (domain, left) in [(Domain::Cuda, 0), (Domain::Kernel, 18_000)] {
+            let mut sums = Sums::default();
+            let round = windows(&mut sums, 0, domain, &held);
+            sums.end_window(round + 1);
+            let service = &sums.services[&(FoldedKey::default(), domain)];
+            assert_eq!((service.joined, service.members), (left, 0), "{domain:?}");
+        }
+    }
+
+    #[test]
+    fn a_service_without_a_process_is_forgotten_in_the_end() {
+        let mut sums = Sums::default();
+        let mut round = windows(&mut sums, 0, Domain::Cuda, &[1_000; 5]);
+        for _ in 1..LINGERS {
+            round += 1;
+            sums.end_window(round);
+        }
+        assert_eq!(sums.services.len(), 1, "whatever starts it again may wait");
+        sums.end_window(round + 1);
+        assert!(sums.services.is_empty() && sums.processes.is_empty());
     }
 }

@@ -63,6 +63,10 @@ pub(super) struct Weighed {
     pub(super) turns_over: bool,
     /// Share of the growth that is older than two residence times, where that is known.
     pub(super) old_share: Option<f64>,
+    /// Bytes that are so old, whenever they came, and how many windows that is; of a leak as many
+    /// as when it was called.
+    pub(super) old_bytes: Option<u64>,
+    pub(super) old_age: u32,
     /// Whether nothing is missing for a leak, and whether it grows at all.
     pub(super) leak: bool,
     pub(super) grows: bool,
@@ -223,7 +227,25 @@ pub(super) fn weigh(
         best.slowed = slowest;
         best.leak = slowest.is_none();
     }
+    keeps(history, cohorts, &mut best);
     best
+}
+
+/// Says how much of what is live is old, where growth says nothing of what is freed.
+fn keeps(history: &History, cohorts: Option<(&Cohorts, u32)>, weighed: &mut Weighed) {
+    let Some(trend) = &weighed.trend else { return };
+    if !weighed.turns_over || weighed.grows_in_size() || weighed.queues() {
+        return;
+    }
+    let age = history.kept.as_ref().map_or_else(|| old_age(weighed, trend), |kept| kept.age);
+    weighed.old_age = age;
+    weighed.old_bytes = match cohorts {
+        Some((cohorts, now)) => Some(old_bytes(cohorts, now, age, u32::MAX)),
+        None if history.sum => {
+            history.more_old_bytes().filter(|_| weighed.residence <= super::sums::OLD / 2)
+        }
+        None => history.old.more(age, u32::MAX),
+    };
 }
 
 /// By how much a site that never frees has slowed down, if it has.

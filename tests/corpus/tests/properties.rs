@@ -62,12 +62,22 @@ fn listen(stage: Stage, site: SiteId, lost: f64) -> (Vec<Verdict>, Option<f64>) 
 
 /// Traffic at one site of which a share is lost, at sizes times a factor.
 fn leaking(seed: u64, lost: f64, factor: f64, load: Load, seconds: u64) -> (Stage, SiteId) {
+    living(seed, (lost, Life::Exponential(2.0)), factor, load, seconds)
+}
+
+/// The same, where what is not lost lives for so long.
+fn living(
+    seed: u64,
+    (lost, life): (f64, Life),
+    factor: f64,
+    load: Load,
+    seconds: u64,
+) -> (Stage, SiteId) {
     let mut stage = Stage::new(Random::new(seed, "property"));
     stage.seconds = seconds;
     let process = stage.service();
     let site = stage.world.site(process, Kind::PINNED, 1);
     let sizes = Sizes::Log(400_000, 1_600_000).scaled(factor);
-    let life = Life::Exponential(2.0);
     stage.play(Traffic { site, rate: 3.0, sizes, life, lost, lost_from: 0, load });
     (stage, site)
 }
@@ -90,12 +100,18 @@ proptest! {
 
     #[test]
     fn an_idle_phase_makes_no_leak_milder(
-        seed in 0..1_000_u64, lost in prop_oneof![Just(0.4), Just(1.0)], rests in 1_000..1_400_u64,
+        seed in 0..1_000_u64, rests in 1_000..1_400_u64,
+        // Beside what is lost, as much or more may be in flight.
+        (lost, life) in prop_oneof![
+            Just((0.4, Life::Exponential(2.0))),
+            Just((1.0, Life::Exponential(2.0))),
+            Just((0.05, Life::Fixed(30.0))),
+        ],
         // For good, or until work goes on.
         idle in prop_oneof![Just(u64::MAX), 300..800_u64],
     ) {
         let load = Load { pauses: vec![(rests, rests.saturating_add(idle))], ..Load::constant() };
-        let (stage, site) = leaking(seed, lost, 2.0, load, 2_400);
+        let (stage, site) = living(seed, (lost, life), 2.0, load, 2_400);
         let (said, _) = listen(stage, site, 0.0);
         let first = said.iter().position(|verdict| *verdict == Verdict::Leak);
         prop_assert!(first.is_some(), "never called a leak");

@@ -3,10 +3,12 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 
 use memtrace_common::{Domain, cookie_attachment};
 
+use super::idle::IDLE_FOR;
 use super::*;
 use crate::attach::test_files::Library as TestLibrary;
 
@@ -126,6 +128,11 @@ impl World {
         self.find_on(path, 1)
     }
 
+    /// Everybody was looked into now.
+    fn sweep(&mut self, is_mapped: impl Fn(FileKey) -> bool) {
+        self.libraries.sweep(Instant::now(), true, is_mapped);
+    }
+
     fn reason(&self, path: &Path) -> String {
         let path = path.to_str();
         let rows = self.libraries.coverage();
@@ -205,31 +212,6 @@ fn domains_that_are_off_are_not_attached() {
 }
 
 #[test]
-fn the_limits_hold_and_a_place_that_nobody_uses_is_given_away() {
-    let policy = FilePolicy { max_files: 3, max_files_per_uid: 2, ..FilePolicy::default() };
-    let mut world = World::new(policy);
-    let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| world.runtime(name));
-    assert!(world.find(&a).is_some() && world.find(&b).is_some());
-    assert_eq!(world.find(&c), None);
-    assert!(world.reason(&c).contains("2 files of user id"));
-    // A person's word counts beyond the limit of a user.
-    let named = world.libraries.add_named(&d).unwrap();
-    world.libraries.policy.max_files_per_uid = 9;
-    // All files are mapped: nothing to give away. What was refused is tried again after.
-    world.libraries.sweep(|_| true);
-    assert!(world.libraries.is_new(found(&c, 1).key.unwrap()));
-    assert_eq!(world.find(&c), None);
-    assert!(world.reason(&c).contains("3 files are probed already"));
-    // `a` is not mapped any more.
-    let a_key = found(&a, 1).key.unwrap();
-    world.libraries.sweep(|key| key != a_key);
-    assert!(world.find(&c).is_some());
-    assert!(world.libraries.is_new(a_key));
-    assert!(world.libraries.attached.contains_key(&named));
-    assert_eq!(world.libraries.attached(), 3);
-}
-
-#[test]
 fn the_configuration_excludes_by_build_id_and_by_path() {
     let policy = FilePolicy {
         exclude_build_ids: vec!["00ff".to_owned()],
@@ -306,10 +288,16 @@ fn of_two_views_of_one_file_one_is_let_go_until_the_other_is_gone() {
     assert!(!world.libraries.duplicate(first, second));
     assert!(!world.libraries.duplicate(first, first));
     assert_eq!(world.libraries.attached(), 1);
+    // Who runs the second one needs the probes on the first.
+    let b_key = found(&b, 1).key.unwrap();
+    let now = Instant::now();
+    for later in [now, now + IDLE_FOR] {
+        world.libraries.sweep(later, true, |key| key == b_key);
+        assert_eq!(world.libraries.attached(), 1);
+    }
     // The first is deleted and unmapped: the second has its turn.
     std::fs::remove_file(&a).unwrap();
-    let b_key = found(&b, 1).key.unwrap();
-    world.libraries.sweep(|key| key == b_key);
+    world.sweep(|key| key == b_key);
     assert_eq!(world.libraries.attached(), 0);
     assert!(world.find(&b).is_some());
 }
@@ -324,21 +312,6 @@ fn files_that_differ_are_no_duplicates_whatever_the_kernel_saw() {
     let (first, second) = (world.find(&a).unwrap(), world.find(&b).unwrap());
     assert!(!world.libraries.duplicate(first, second));
     assert_eq!(world.libraries.attached(), 2);
-}
-
-#[test]
-fn a_deleted_file_is_let_go_when_nobody_runs_it_and_no_sooner() {
-    let mut world = World::new(FilePolicy::default());
-    let path = world.runtime("a");
-    world.find(&path).unwrap();
-    world.libraries.sweep(|_| false);
-    assert_eq!(world.libraries.attached(), 1, "it is still there, somebody may start it");
-    std::fs::remove_file(&path).unwrap();
-    world.libraries.sweep(|_| true);
-    assert_eq!(world.libraries.attached(), 1);
-    world.libraries.sweep(|_| false);
-    assert_eq!(world.libraries.attached(), 0);
-    assert_eq!(world.libraries.coverage(), []);
 }
 
 #[test]
@@ -367,7 +340,7 @@ fn a_refusal_names_the_capabilities_and_is_tried_again() {
     let error = world.libraries.add_named(&path).unwrap_err().to_string();
     assert!(error.contains("CAP_BPF"), "{error}");
     world.notes.borrow_mut().refuse_all = None;
-    world.libraries.sweep(|_| true);
+    world.sweep(|_| true);
     assert!(world.find(&path).is_some());
 }
 
@@ -394,7 +367,7 @@ fn what_cannot_be_read_is_remembered_while_it_is_mapped() {
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].path.as_deref(), Some("/mnt/\\xff/libcudart.so.12"));
     assert!(rows[0].reason.as_deref().unwrap().contains("did not answer within 2 s"));
-    world.libraries.sweep(|_| false);
+    world.sweep(|_| false);
     assert!(world.libraries.is_new(library.key.unwrap()));
     assert_eq!(world.libraries.coverage(), []);
 }
@@ -468,3 +441,5 @@ fn without_demand_and_domain_a_pool_is_left_alone() {
     assert_eq!(world.find(&path), None);
     assert!(world.reason(&path).contains("built without its static probes"));
 }
+
+mod idle;

@@ -8,7 +8,9 @@ use memtrace_common::{Control, FunctionSpec, Totals, TotalsKey, tunables};
 
 use super::access::{insert, typed_mut};
 use crate::{
-    attach::{btf::KernelLayout, error::TracerError, options::Options, plain::Plain},
+    attach::{
+        btf::KernelLayout, error::TracerError, options::Options, plain::Plain, policy::is_uncounted,
+    },
     catalog,
 };
 
@@ -45,8 +47,8 @@ pub(super) fn first_values(ebpf: &mut Ebpf, options: &Options) -> Result<(), Tra
     control.set(0, Plain(first), 0).map_err(map("mt_control"))?;
     let mut functions: Array<&mut MapData, Plain<FunctionSpec>> = typed_mut(ebpf, "mt_functions")?;
     for function in catalog::booked() {
-        let uncounted = function.makes_context() && !options.books(function.domain);
-        let spec = FunctionSpec { uncounted: u8::from(uncounted), ..function.spec };
+        let uncounted = u8::from(is_uncounted(function, &options.domains));
+        let spec = FunctionSpec { uncounted, ..function.spec };
         functions.set(u32::from(function.id), Plain(spec), 0).map_err(map("mt_functions"))?;
     }
     for function in catalog::booked() {

@@ -17,7 +17,8 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
     for device in &snapshot.devices {
         page.labelled("gpu", &device_line(device))?;
         for process in device.processes.iter().filter(|process| process.gone) {
-            let used = human::bytes(process.used_bytes);
+            let unknown = || "an unknown part".to_owned();
+            let used = process.used_bytes.map_or_else(unknown, human::bytes);
             page.labelled("", &format!("{used} of it for pid {}, which has ended", process.pid))?;
         }
     }
@@ -28,13 +29,15 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut Page<'_>) -> io::Result<()> 
 #[must_use]
 pub fn device_line(device: &Device) -> String {
     let Device { index, total_bytes, used_bytes, traced_bytes, untraced_bytes, .. } = device;
-    format!(
-        "{index}: {} of {} in use by NVML; {} traced, {} not",
-        human::bytes(*used_bytes),
-        human::bytes(*total_bytes),
-        human::bytes(*traced_bytes),
-        human::about_bytes(*untraced_bytes as f64),
-    )
+    let (used, total) = (human::bytes(*used_bytes), human::bytes(*total_bytes));
+    let whose = match traced_bytes.zip(*untraced_bytes) {
+        Some((traced, untraced)) => {
+            let untraced = human::about_bytes(untraced as f64);
+            format!("{} traced, {untraced} not", human::bytes(traced))
+        }
+        None => "how much of it is traced is not known".to_owned(),
+    };
+    format!("{index}: {used} of {total} in use by NVML; {whose}")
 }
 
 /// One line a domain that has seen anything, after a head; domains are never added.

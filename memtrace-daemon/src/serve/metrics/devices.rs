@@ -10,30 +10,42 @@ use prometheus_client::registry::Unit;
 use super::collector::{OTHER, Value, gauge};
 use super::members::Members;
 use super::rows::ProcessLabels;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, difference};
 
 /// Used and traced bytes of processes by labels; the rest under `None`.
-pub(super) type DeviceSeries = BTreeMap<Option<ProcessLabels>, (u64, u64)>;
+pub(super) type DeviceSeries = BTreeMap<Option<ProcessLabels>, Sums>;
+
+/// Used and traced bytes; `None` where some of it is not known, which is then not shown.
+type Sums = (Option<u64>, Option<u64>);
+const NOTHING: Sums = (Some(0), Some(0));
+
+fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
+    *sum = sum.zip(bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
+}
 
 /// What processes have on devices, those with series of their own apart.
 pub(super) fn processes(snapshot: &Snapshot, members: &Members<ProcessLabels>) -> DeviceSeries {
     let mut series = DeviceSeries::new();
     if !snapshot.devices.is_empty() {
-        series.insert(None, (0, 0));
+        series.insert(None, NOTHING);
     }
     for process in &snapshot.processes {
         let Some(device) = process.device else { continue };
         let labels = Some(ProcessLabels::of(process)).filter(|labels| members.contains(labels));
-        let (used, traced) = series.entry(labels).or_default();
-        *used = used.saturating_add(device.nvml_bytes);
-        *traced = traced.saturating_add(device.traced_bytes);
+        let (used, traced) = series.entry(labels).or_insert(NOTHING);
+        add(used, device.nvml_bytes);
+        add(traced, device.traced_bytes);
     }
     // Who is on a device and in no books: gone, or left out.
     let pids: Vec<u32> = snapshot.processes.iter().map(|process| process.pid).collect();
     let all = snapshot.devices.iter().flat_map(|device| &device.processes);
     for unknown in all.filter(|one| one.gone || !pids.contains(&one.pid)) {
-        let (used, _) = series.entry(None).or_default();
-        *used = used.saturating_add(unknown.used_bytes);
+        let (used, _) = series.entry(None).or_insert(NOTHING);
+        add(used, unknown.used_bytes);
+    }
+    if snapshot.devices.iter().any(|device| !device.all_listed) {
+        let (used, _) = series.entry(None).or_insert(NOTHING);
+        *used = None;
     }
     series
 }
@@ -46,14 +58,14 @@ pub(super) fn write(
 ) -> fmt::Result {
     let devices = snapshot.devices.iter().flat_map(|device| {
         let kinds = [
-            ("total", Value::Whole(device.total_bytes)),
-            ("used", Value::Whole(device.used_bytes)),
-            ("traced", Value::Whole(device.traced_bytes)),
-            ("untraced", Value::Signed(device.untraced_bytes)),
+            ("total", Some(Value::Whole(device.total_bytes))),
+            ("used", Some(Value::Whole(device.used_bytes))),
+            ("traced", device.traced_bytes.map(Value::Whole)),
+            ("untraced", device.untraced_bytes.map(Value::Signed)),
         ];
-        kinds.map(|(kind, value)| {
+        kinds.into_iter().filter_map(move |(kind, value)| {
             let index = Cow::Owned(device.index.to_string());
-            ([("device", index), ("kind", Cow::Borrowed(kind))], value)
+            Some(([("device", index), ("kind", Cow::Borrowed(kind))], value?))
         })
     });
     gauge(
@@ -71,20 +83,20 @@ pub(super) fn write(
             ],
             None => [Cow::Borrowed(OTHER), Cow::Borrowed(OTHER), Cow::Borrowed(OTHER)],
         };
-        let untraced = crate::snapshot::difference(*used, *traced);
-        [
-            ("used", Value::Whole(*used)),
-            ("traced", Value::Whole(*traced)),
-            ("untraced", Value::Signed(untraced)),
-        ]
-        .map(|(kind, value)| {
+        let untraced = used.zip(*traced).map(|(used, traced)| difference(used, traced));
+        let kinds = [
+            ("used", used.map(Value::Whole)),
+            ("traced", traced.map(Value::Whole)),
+            ("untraced", untraced.map(Value::Signed)),
+        ];
+        kinds.into_iter().filter_map(move |(kind, value)| {
             let labels = [
                 ("pid", pid.clone()),
                 ("comm", comm.clone()),
                 ("cgroup", cgroup.clone()),
                 ("kind", Cow::Borrowed(kind)),
             ];
-            (labels, value)
+            Some((labels, value?))
         })
     });
     gauge(

@@ -110,7 +110,7 @@ pub fn processes(snapshot: &Snapshot, members: &mut Members<ProcessLabels>) -> P
     let mut sizes = BTreeMap::<ProcessLabels, u64>::new();
     let of_devices = snapshot.processes.iter().filter_map(|process| {
         let device = process.device?;
-        Some((ProcessLabels::of(process), device.nvml_bytes))
+        Some((ProcessLabels::of(process), device.nvml_bytes?))
     });
     let of_books = live.iter().map(|((labels, _), bytes)| (labels.clone(), *bytes));
     for (labels, bytes) in of_books.chain(of_devices) {

@@ -35,7 +35,7 @@ pub struct Booked {
     pub dropped_bytes: u64,
     /// Live bytes of device memory.
     pub device_bytes: u64,
-    /// Device memory that NVML sees of it; `None` where there is no driver.
+    /// Device memory that NVML sees of it; `None` where there is no driver, or it does not tell.
     pub nvml_bytes: Option<u64>,
     /// When the first of it was allocated, monotonic ns.
     pub device_since_ns: Option<u64>,

@@ -212,6 +212,8 @@ fn observation(bits: Bits) -> impl Strategy<Value = Observation> {
                         used_bytes,
                         free_bytes,
                         processes,
+                        untold: gone.clone(),
+                        unlisted: free_bytes.is_none(),
                         gone,
                     };
                     Observation::Device(memory)
