@@ -18,6 +18,7 @@ use crate::{
     attach::{
         ceiling::CeilingConfig,
         options::{Sizes, Subject},
+        policy::FilePolicy,
     },
     catalog,
     config::{CeilingSection, Config, DomainSection, Maps, TorchSection, VerdictSection},
@@ -103,9 +104,7 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
     options.sizes = sizes(&config.maps, options.sizes);
     options.policy_default_exclude = !config.include.is_empty();
     let exclude = &config.exclude;
-    plan.files.exclude_build_ids.clone_from(&exclude.library_build_id);
-    plan.files.exclude_paths.clone_from(&exclude.library_path);
-    plan.files.exclude_versions.clone_from(&exclude.library_version);
+    plan.files = files(config);
     let CeilingSection { firings_per_second, pause } = config.ceiling;
     plan.ceiling = CeilingConfig { firings_per_second, pause };
     plan.named.clone_from(&config.libraries);
@@ -125,11 +124,23 @@ fn plan(config: &Config) -> anyhow::Result<Plan> {
         || !exclude.cgroup.is_empty()
         || !exclude.unit.is_empty();
     plan.on_demand = on_demand(config);
-    plan.files.on_demand = plan.on_demand.is_some();
     plan.options.static_probes |= plan.on_demand.is_some();
     plan.verdict = verdict(&config.verdict, plan.verdict);
     plan.beat = Box::new(|| notify(&[NotifyState::Watchdog]));
     Ok(plan)
+}
+
+/// Which files are probed.
+pub(super) fn files(config: &Config) -> FilePolicy {
+    let exclude = &config.exclude;
+    FilePolicy {
+        domains: config.domains.iter().collect(),
+        on_demand: on_demand(config).is_some(),
+        exclude_build_ids: exclude.library_build_id.clone(),
+        exclude_paths: exclude.library_path.clone(),
+        exclude_versions: exclude.library_version.clone(),
+        ..FilePolicy::default()
+    }
 }
 
 /// When tensors are looked at although their domain is off.
@@ -268,6 +279,25 @@ mod tests {
         assert_eq!(sizes(&Maps::default(), Sizes::default()), Sizes::default());
         let CeilingSection { firings_per_second, pause } = CeilingSection::default();
         assert_eq!(CeilingConfig { firings_per_second, pause }, CeilingConfig::default());
+    }
+
+    #[test]
+    fn which_files_are_probed_goes_by_the_configuration() {
+        let parse = |text: &str| Config::parse(std::path::Path::new("m.toml"), text).unwrap();
+        let policy = files(&parse(
+            "domains = ['cuda', 'handles']\n[exclude]\nlibrary_build_id = ['00ff']\n\
+             library_path = ['/opt/vendor']\nlibrary_version = ['libcudart.so.12']\n",
+        ));
+        assert_eq!(policy.domains, [Domain::Cuda, Domain::Handles]);
+        assert!(policy.on_demand);
+        assert_eq!(policy.exclude_build_ids, ["00ff"]);
+        assert_eq!(policy.exclude_paths, [std::path::Path::new("/opt/vendor")]);
+        assert_eq!(policy.exclude_versions, ["libcudart.so.12"]);
+        for domains in ["['cuda', 'torch']", "['kernel']"] {
+            assert!(!files(&parse(&format!("domains = {domains}"))).on_demand, "{domains}");
+        }
+        assert!(!files(&parse("torch.on_demand = false")).on_demand);
+        assert_eq!(files(&Config::default()).domains, FilePolicy::default().domains);
     }
 
     #[test]

@@ -7,7 +7,6 @@
 
 use std::io::{self, Write};
 
-use memtrace_common::Domain;
 use serde::Serialize;
 
 use crate::attach::abilities::{self, Ability, State};
@@ -18,6 +17,7 @@ use crate::attach::policy::FilePolicy;
 use crate::attach::survey::survey;
 use crate::catalog;
 use crate::cli::args::DoctorArgs;
+use crate::cli::daemon;
 use crate::config::Config;
 use crate::host::process;
 use crate::report::escape::escape;
@@ -111,21 +111,6 @@ fn configuration() -> Config {
     })
 }
 
-/// Which files the daemon would probe with this configuration: as `daemon` has it.
-fn files(config: &Config) -> FilePolicy {
-    let Config { domains, exclude, torch, .. } = config;
-    FilePolicy {
-        domains: domains.iter().collect(),
-        on_demand: torch.on_demand
-            && domains.contains(Domain::Cuda)
-            && !domains.contains(Domain::Torch),
-        exclude_build_ids: exclude.library_build_id.clone(),
-        exclude_paths: exclude.library_path.clone(),
-        exclude_versions: exclude.library_version.clone(),
-        ..FilePolicy::default()
-    }
-}
-
 /// Looks at everything; `files` says which may be probed.
 ///
 /// # Errors
@@ -176,7 +161,7 @@ fn maps(sizes: &Sizes, possible_cpus: Option<u32>) -> Result<Maps, PlanError> {
 /// # Errors
 /// Where `out` cannot be written, or the build is at fault.
 pub fn run(args: &DoctorArgs, out: &mut impl Write, colour: bool) -> io::Result<u8> {
-    let diagnosis = diagnose(files(&configuration())).map_err(io::Error::other)?;
+    let diagnosis = diagnose(daemon::files(&configuration())).map_err(io::Error::other)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
         writeln!(out)?;
@@ -335,8 +320,6 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn diagnosis(state: State, required: bool) -> Diagnosis {
@@ -407,25 +390,6 @@ mod tests {
             assert!(json["maps"]["maps"][0].get(key).is_some(), "{key}");
         }
         assert_eq!(json["maps"]["maps"][0]["kind"], "hash");
-    }
-
-    #[test]
-    fn what_would_be_probed_goes_by_the_configuration() {
-        let parse = |text: &str| Config::parse(Path::new("m.toml"), text).unwrap();
-        let policy = files(&parse(
-            "domains = ['cuda', 'handles']\n[exclude]\nlibrary_build_id = ['00ff']\n\
-             library_path = ['/opt/vendor']\nlibrary_version = ['libcudart.so.12']\n",
-        ));
-        assert_eq!(policy.domains, [Domain::Cuda, Domain::Handles]);
-        assert!(policy.on_demand);
-        assert_eq!(policy.exclude_build_ids, ["00ff"]);
-        assert_eq!(policy.exclude_paths, [Path::new("/opt/vendor")]);
-        assert_eq!(policy.exclude_versions, ["libcudart.so.12"]);
-        for domains in ["['cuda', 'torch']", "['kernel']"] {
-            assert!(!files(&parse(&format!("domains = {domains}"))).on_demand, "{domains}");
-        }
-        assert!(!files(&parse("torch.on_demand = false")).on_demand);
-        assert_eq!(files(&Config::default()).domains, FilePolicy::default().domains);
     }
 
     #[test]

@@ -228,7 +228,9 @@ impl Verdicts {
         }
         history.old.look(now_ns, config.window_ns(), live.ages);
         history.tick(look);
-        if turn.contains(&history.turn(config.window_ns())) {
+        // Who grows has it as soon as a window is over as well.
+        let soon = turn.start == 0 && history.verdict == Verdict::Growing;
+        if soon || turn.contains(&history.turn(config.window_ns())) {
             history.weighed = weigh::weigh(config, history, live.cohorts, scratch);
             let distrusted =
                 judge::distrust(config, surroundings, domain, history, look.live.bytes, look.freed);

@@ -122,10 +122,13 @@ proptest! {
     #[test]
     fn a_balanced_site_beside_changes_nothing(
         seed in 0..1_000_u64, lost in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
+        of_the_same_process in any::<bool>(),
     ) {
         let alone = leaking(seed, lost, 2.0, Load::constant(), 1_500);
         let (mut stage, site) = leaking(seed, lost, 2.0, Load::constant(), 1_500);
-        let process = stage.service();
+        let own = stage.world.look(site).map(|site| site.process);
+        let own = own.filter(|_| of_the_same_process);
+        let process = own.unwrap_or_else(|| stage.service());
         let other = stage.world.site(process, Kind::DEVICE, 1);
         let balanced = stage.balanced(other);
         stage.play(balanced);
