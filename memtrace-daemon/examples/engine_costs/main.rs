@@ -41,6 +41,8 @@ const DUMPS: u32 = 5;
 const DEEP: usize = 30;
 
 fn main() -> anyhow::Result<()> {
+    // As the daemon has it.
+    memtrace_daemon::heap::set_up();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["engine"] => engine(),
