@@ -189,27 +189,12 @@ pub(super) fn weigh(
             continue;
         }
         let matters = weighed.turns_over && !weighed.grows_in_size() && trend.growth() > 0.0;
-        let old_share = match cohorts {
-            _ if !matters => None,
-            Some((cohorts, now)) => {
-                let age = old_age(&weighed, &trend);
-                let old = old_bytes(cohorts, now, age, reach_of(history, &trend));
-                Some(old as f64 / trend.growth().max(1.0))
-            }
-            // Of sums it is known of memory of one age only.
-            None if history.sum => history
-                .more_old_bytes()
-                .filter(|_| residence <= super::sums::OLD / 2)
-                .map(|old| old as f64 / trend.growth().max(1.0)),
-            // Of kernel memory by classes of age, too coarse for what waits in a queue.
-            None if weighed.queues() => None,
-            None => {
-                let age = old_age(&weighed, &trend);
-                let old = history.old.more(age, reach_of(history, &trend));
-                old.map(|old| old as f64 / trend.growth().max(1.0))
-            }
-        };
-        weighed.old_share = old_share;
+        weighed.old_share = None;
+        if matters {
+            let (age, reach) = (old_age(&weighed, &trend), reach_of(history, &trend));
+            let old = old(history, cohorts, &weighed, age, reach);
+            weighed.old_share = old.map(|old| old as f64 / trend.growth().max(1.0));
+        }
         weighed.grows = grows(config, &trend);
         let missing = missing(config, &weighed);
         weighed.grows &= !missing.iter().any(Missing::explains);
@@ -239,13 +224,27 @@ fn keeps(history: &History, cohorts: Option<(&Cohorts, u32)>, weighed: &mut Weig
     }
     let age = history.kept.as_ref().map_or_else(|| old_age(weighed, trend), |kept| kept.age);
     weighed.old_age = age;
-    weighed.old_bytes = match cohorts {
-        Some((cohorts, now)) => Some(old_bytes(cohorts, now, age, u32::MAX)),
+    weighed.old_bytes = old(history, cohorts, weighed, age, u32::MAX);
+}
+
+/// Bytes that are live, at least `age` windows old and at most `reach`, as far as that is known.
+fn old(
+    history: &History,
+    cohorts: Option<(&Cohorts, u32)>,
+    weighed: &Weighed,
+    age: u32,
+    reach: u32,
+) -> Option<u64> {
+    match cohorts {
+        Some((cohorts, now)) => Some(old_bytes(cohorts, now, age, reach)),
+        // Of sums it is known of memory of one age only.
         None if history.sum => {
             history.more_old_bytes().filter(|_| weighed.residence <= super::sums::OLD / 2)
         }
-        None => history.old.more(age, u32::MAX),
-    };
+        // Of kernel memory by classes of age, too coarse for what waits in a queue.
+        None if weighed.queues() => None,
+        None => history.old.more(age, reach),
+    }
 }
 
 /// By how much a site that never frees has slowed down, if it has.
