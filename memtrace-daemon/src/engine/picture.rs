@@ -194,7 +194,7 @@ impl Painter<'_> {
         let first = self.findings.len();
         painted.device = devices::of_process(&core.host, &painted);
         let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
-        let age = now_ns.saturating_sub(since_ns) as f64 / 1e9;
+        let age = now_ns.saturating_sub(since_ns) as f32 / 1e9;
         self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
         let config = &core.config.verdict;
         let hushed = |domain: &Domain| (*domain, self.rows.hushed(config, *domain));

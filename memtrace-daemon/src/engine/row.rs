@@ -82,7 +82,7 @@ impl Rows {
     }
 
     /// Says how old their process is, seconds.
-    pub(super) fn of_age(&mut self, seconds: Option<f64>) {
+    pub(super) fn of_age(&mut self, seconds: Option<f32>) {
         for row in &mut self.rows {
             row.site.evidence.of_age(seconds);
             if let Some(judgement) = &mut row.judgement {

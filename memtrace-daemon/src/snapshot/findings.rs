@@ -45,7 +45,8 @@ impl Verdict {
     }
 }
 
-/// Numbers that a person can check. What was not measured, or has no meaning here, is `None`.
+/// Numbers that a person can check. What was not measured, or has no meaning here, is `None`. There
+/// is one with each site that is watched, so seven digits are enough where they say enough.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evidence {
     /// Lowest live bytes of the first window.
@@ -59,7 +60,7 @@ pub struct Evidence {
     /// Windows looked at.
     pub windows: u32,
     /// Length of a window, seconds.
-    pub window_seconds: f64,
+    pub window_seconds: f32,
     /// Windows whose floor was above the one before.
     pub rising_windows: u32,
     /// Growth of the floor: the median slope between any two windows (Theil and Sen), and the
@@ -73,37 +74,37 @@ pub struct Evidence {
     /// Growth in the later half of what was watched over that in the earlier half: 1 is a
     /// straight line, less slows down. By time, or by the work that the process did where that
     /// says more for growth.
-    pub late_over_early: Option<f64>,
+    pub late_over_early: Option<f32>,
     /// Of what was allocated at least so long ago, how much is still live; the shortest first.
     pub survival: Vec<Survival>,
     /// Age by which nearly all was freed that was freed at all, seconds.
-    pub residence_seconds: Option<f64>,
+    pub residence_seconds: Option<f32>,
     /// Windows with a new highest floor.
     pub new_maxima: u32,
     /// How long ago the last new highest floor was, seconds.
-    pub since_maximum_seconds: Option<f64>,
+    pub since_maximum_seconds: Option<f32>,
     /// Bytes by which live memory grew an allocation.
     pub bytes_per_allocation: Option<f64>,
     /// Share of everything allocated that was freed, 0 to 1.
-    pub freed_share: Option<f64>,
+    pub freed_share: Option<f32>,
     /// How much of the time that was watched the site had work, 0 to 1.
-    pub active_share: Option<f64>,
+    pub active_share: Option<f32>,
     /// Allocations a window, late over early: what load alone would make live memory grow by.
-    pub load_ratio: Option<f64>,
+    pub load_ratio: Option<f32>,
     /// Events lost while this was watched.
     pub lost_events: u64,
     /// The same as a share of all events, 0 to 1.
-    pub lost_share: f64,
+    pub lost_share: f32,
     /// Objects whose free was not seen: their address was handed out again.
     pub unseen_frees: u64,
     /// Traced growth over observed growth, where the domain's growth can be observed.
-    pub explained_ratio: Option<f64>,
+    pub explained_ratio: Option<f32>,
     /// How long it was watched, seconds.
-    pub watched_seconds: f64,
+    pub watched_seconds: f32,
     /// Since the first allocation at the site, seconds.
-    pub site_age_seconds: Option<f64>,
+    pub site_age_seconds: Option<f32>,
     /// Since the process was started, seconds.
-    pub process_age_seconds: Option<f64>,
+    pub process_age_seconds: Option<f32>,
 }
 
 impl Evidence {

@@ -71,11 +71,11 @@ pub enum SiteEvidence {
     /// All that there is of a site that is not watched.
     Unwatched {
         /// As in [`Evidence`].
-        window_seconds: f64,
+        window_seconds: f32,
         /// As in [`Evidence`].
-        freed_share: Option<f64>,
+        freed_share: Option<f32>,
         /// As in [`Evidence`].
-        process_age_seconds: Option<f64>,
+        process_age_seconds: Option<f32>,
     },
     /// Anything else.
     Watched(Box<Evidence>),
@@ -83,7 +83,7 @@ pub enum SiteEvidence {
 
 impl SiteEvidence {
     /// Notes how old the process is, seconds.
-    pub fn of_age(&mut self, seconds: Option<f64>) {
+    pub fn of_age(&mut self, seconds: Option<f32>) {
         match self {
             Self::Unwatched { process_age_seconds, .. } => *process_age_seconds = seconds,
             Self::Watched(evidence) => evidence.process_age_seconds = seconds,

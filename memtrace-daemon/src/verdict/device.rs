@@ -96,8 +96,8 @@ impl DeviceLevels {
                     evidence: Evidence {
                         floor_first_bytes: Some(left.first_bytes),
                         floor_last_bytes: Some(left.now_bytes),
-                        window_seconds: self.config.window_seconds,
-                        watched_seconds: age_ns as f64 / 1e9,
+                        window_seconds: self.config.window_seconds as f32,
+                        watched_seconds: age_ns as f32 / 1e9,
                         ..Evidence::default()
                     },
                     decided_by,

@@ -199,8 +199,8 @@ fn unwatched(config: &VerdictConfig, row: &RowFacts<'_>) -> Judgement {
         verdict: if young { Verdict::Warming } else { Verdict::Steady },
         since_ns: row.first_ns,
         evidence: Evidence {
-            window_seconds: config.window_seconds,
-            freed_share: share_freed(row.allocated, row.freed),
+            window_seconds: config.window_seconds as f32,
+            freed_share: share_freed(row.allocated, row.freed).map(|share| share as f32),
             ..Evidence::default()
         },
         ..Judgement::default()
@@ -218,17 +218,17 @@ fn of_history(
     let mut evidence = of_trend(config, history);
     let allocated = row.allocated.saturating_sub(history.allocated);
     let grown = row.live_bytes as f64 - history.live_bytes as f64;
-    let age = |since_ns: u64| row.now_ns.saturating_sub(since_ns) as f64 / 1e9;
+    let age = |since_ns: u64| row.now_ns.saturating_sub(since_ns) as f32 / 1e9;
     evidence.bytes_per_allocation = (allocated.count > 0).then(|| grown / allocated.count as f64);
-    evidence.freed_share = share_freed(row.allocated, row.freed);
+    evidence.freed_share = share_freed(row.allocated, row.freed).map(|share| share as f32);
     evidence.survival = survivors(config, history, row);
     // There is one of each row, in each picture that somebody still reads.
     evidence.survival.shrink_to_fit();
     evidence.lost_events = lost_events;
-    evidence.lost_share = lost_share;
+    evidence.lost_share = lost_share as f32;
     evidence.explained_ratio = match (domain, surroundings.slab_growth_bytes) {
         (Domain::Kernel, Some(slab)) if slab > SLAB_TOLERANCE => {
-            Some(surroundings.kernel_growth_bytes as f64 / slab as f64)
+            Some((surroundings.kernel_growth_bytes as f64 / slab as f64) as f32)
         }
         _ => None,
     };
@@ -259,10 +259,10 @@ pub(super) fn of_trend(config: &VerdictConfig, history: &History) -> Evidence {
     let seconds = config.window_seconds;
     let active = f64::from(history.active) / f64::from(history.windows.max(1));
     let mut evidence = Evidence {
-        window_seconds: seconds,
-        active_share: (history.windows > 0).then_some(active),
+        window_seconds: seconds as f32,
+        active_share: (history.windows > 0).then_some(active as f32),
         since_maximum_seconds: (history.active > 0)
-            .then(|| f64::from(history.since_rise) * seconds),
+            .then(|| (f64::from(history.since_rise) * seconds) as f32),
         new_maxima: history.rises,
         ..Evidence::default()
     };
@@ -273,7 +273,7 @@ pub(super) fn of_trend(config: &VerdictConfig, history: &History) -> Evidence {
     evidence.floor_first_bytes = Some(trend.first as u64);
     evidence.floor_last_bytes = Some(trend.last as u64);
     evidence.windows = trend.points;
-    evidence.window_seconds = seconds * f64::from(trend.width);
+    evidence.window_seconds = (seconds * f64::from(trend.width)) as f32;
     evidence.rising_windows = trend.rising;
     if trend.points >= 4 {
         let [low, value, high] = [slope.low, slope.value, slope.high].map(|slope| slope / seconds);
@@ -283,9 +283,10 @@ pub(super) fn of_trend(config: &VerdictConfig, history: &History) -> Evidence {
         let time = f64::from(trend.windows()).max(1.0) * seconds * 2.0 / 3.0;
         evidence.slope_objects_per_second = Some(more / time);
     }
-    evidence.late_over_early = trend.straight();
-    evidence.residence_seconds = weighed.turns_over.then(|| f64::from(weighed.residence) * seconds);
-    evidence.load_ratio = trend.load;
+    evidence.late_over_early = trend.straight().map(|ratio| ratio as f32);
+    evidence.residence_seconds =
+        weighed.turns_over.then(|| (f64::from(weighed.residence) * seconds) as f32);
+    evidence.load_ratio = trend.load.map(|load| load as f32);
     evidence
 }
 

@@ -43,7 +43,8 @@ pub(super) fn growth(evidence: &Evidence) -> Option<f64> {
     let slope = evidence.slope_bytes_per_second.map(|slope| slope.value);
     let floors = || {
         let (first, last) = (evidence.floor_first_bytes?, evidence.floor_last_bytes?);
-        let seconds = f64::from(evidence.windows.checked_sub(1)?) * evidence.window_seconds;
+        let seconds =
+            f64::from(evidence.windows.checked_sub(1)?) * f64::from(evidence.window_seconds);
         (seconds > 0.0).then(|| (last as f64 - first as f64) / seconds)
     };
     slope.or_else(floors)

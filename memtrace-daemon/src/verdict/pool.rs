@@ -150,10 +150,10 @@ impl Known {
         let evidence = Evidence {
             floor_first_bytes: Some(self.first.held_bytes),
             floor_last_bytes: Some(self.now.held_bytes),
-            window_seconds: config.window_seconds,
-            explained_ratio: Some(explained.min(grown) as f64 / grown.max(1) as f64),
+            window_seconds: config.window_seconds as f32,
+            explained_ratio: Some(explained.min(grown) as f32 / grown.max(1) as f32),
             new_maxima: self.steps,
-            watched_seconds: now_ns.saturating_sub(self.first_ns) as f64 / 1e9,
+            watched_seconds: now_ns.saturating_sub(self.first_ns) as f32 / 1e9,
             ..Evidence::default()
         };
         let decided_by = vec![

@@ -34,7 +34,7 @@ pub(super) fn reasons(
             reasons
         }
         Verdict::Plateau => {
-            let since = evidence.since_maximum_seconds.unwrap_or(0.0);
+            let since = f64::from(evidence.since_maximum_seconds.unwrap_or(0.0));
             vec![format!("it grew, and has not grown for {}", human::duration(since))]
         }
         _ => Vec::new(),
@@ -71,14 +71,14 @@ fn kept(weighed: &Weighed, evidence: &Evidence) -> Option<String> {
             "as many objects as before, each larger: blocks that are copied into larger ones";
         return Some(words.to_owned());
     }
-    let freed = evidence.freed_share? * 100.0;
+    let freed = f64::from(evidence.freed_share?) * 100.0;
     if !weighed.turns_over {
         return Some(match freed > 0.0 {
             true => format!("{freed:.0} % of what was allocated was freed"),
             false => "nothing was ever freed".to_owned(),
         });
     }
-    let residence = human::duration(evidence.residence_seconds?);
+    let residence = human::duration(f64::from(evidence.residence_seconds?));
     let last = evidence.survival.last()?;
     Some(format!(
         "what is freed is freed within {residence}; of what is older than {} there is still {}",

@@ -148,5 +148,5 @@ impl<'a> Shown<'a> {
 fn floors(evidence: &Evidence) -> Option<String> {
     let (first, last) = (evidence.floor_first_bytes?, evidence.floor_last_bytes?);
     let Evidence { windows, window_seconds, rising_windows, .. } = *evidence;
-    Some(words::floors(first, last, windows, window_seconds, rising_windows))
+    Some(words::floors(first, last, windows, f64::from(window_seconds), rising_windows))
 }

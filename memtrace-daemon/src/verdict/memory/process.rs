@@ -151,8 +151,8 @@ impl Measured {
         let measured = |first: u64, now: u64| Evidence {
             floor_first_bytes: Some(first),
             floor_last_bytes: Some(now),
-            window_seconds: config.window_seconds,
-            watched_seconds: now_ns.saturating_sub(self.first.ns) as f64 / 1e9,
+            window_seconds: config.window_seconds as f32,
+            watched_seconds: now_ns.saturating_sub(self.first.ns) as f32 / 1e9,
             ..Evidence::default()
         };
         let (first, now) = (&self.first.memory, &self.now.memory);
@@ -160,13 +160,13 @@ impl Measured {
             About::Unexplained => {
                 let mut evidence = self.unexplained.evidence(config, now_ns);
                 let grown = self.grown().max(1);
-                evidence.explained_ratio = Some(self.explained() as f64 / grown as f64);
+                evidence.explained_ratio = Some(self.explained() as f32 / grown as f32);
                 ("heap", Verdict::Growing, 0.5, evidence)
             }
             About::Fragmentation => {
                 let mut evidence = measured(first.private_bytes(), now.private_bytes());
                 let grown = self.grown().max(1);
-                evidence.explained_ratio = Some(self.explained() as f64 / grown as f64);
+                evidence.explained_ratio = Some(self.explained() as f32 / grown as f32);
                 ("heap", Verdict::Fragmentation, 0.8, evidence)
             }
             About::Address => {
