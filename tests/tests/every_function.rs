@@ -97,8 +97,8 @@ fn every_function_of_the_catalog_is_called() -> Result<()> {
             called.extend(sites.iter().map(|site| site.api.clone()));
         }
     }
-    // What is only ever given again is nobody's first reference: see `retained`.
-    let first = |function: &&Function| function.symbol != "cuMemRetainAllocationHandle";
+    // What is only ever given again is nobody's first reference: see `retained`, `virtual` of HIP.
+    let first = |function: &&Function| !function.symbol.ends_with("MemRetainAllocationHandle");
     let allocators = catalog::library_functions().iter().filter(|function| function.allocates());
     for function in allocators.filter(first) {
         assert!(called.iter().any(|api| api == function.symbol), "{}", function.symbol);
@@ -131,6 +131,20 @@ fn memory_without_an_address_is_freed_when_it_is_released_and_unmapped() -> Resu
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
+fn memory_of_hip_without_an_address_is_freed_when_it_is_released_and_unmapped() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.hip_client(), "virtual")?;
+    let process = traced.process()?;
+    let cuda = process.domain("cuda");
+    let mib = |count, mib: u64| amount(count, mib << 20);
+    assert_eq!((cuda.terms.freed, cuda.terms.closed), (mib(1, 2), mib(2, 4 + 8)));
+    let borrowed = process.domain("cuda_ipc");
+    assert_eq!((borrowed.terms.seen, borrowed.terms.freed), (amount(2, 0), amount(2, 0)));
+    assert_eq!((cuda.unknown_frees, borrowed.unknown_frees, borrowed.failures), (0, 0, 1));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
 fn memory_that_is_given_again_by_its_address_is_released_as_often() -> Result<()> {
     let traced = exact(&fixture::build(Variant::Plain)?.client(), "retained")?;
     let process = traced.process()?;
@@ -145,17 +159,38 @@ fn memory_that_is_given_again_by_its_address_is_released_as_often() -> Result<()
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
-fn references_are_followed_where_their_own_domain_is_off() -> Result<()> {
-    let client = fixture::build(Variant::Plain)?.client();
-    let traced = Run::new("cuda").trace(client, ["retained"])?;
-    traced.dump.check_conservation()?;
-    assert!(traced.dump.losses().is_empty(), "lost: {:?}", traced.dump.losses());
-    let (truth, process) = (traced.truth()?.domain("cuda"), traced.process()?);
-    let cuda = process.domain("cuda");
-    assert_eq!((cuda.terms.seen, cuda.terms.freed), (truth.seen, truth.freed));
-    assert_eq!((cuda.terms.closed, cuda.terms.freed_unseen), (truth.live, amount(0, 0)));
-    assert_eq!((cuda.unknown_frees, cuda.failed_frees), (0, 0), "imported ones are released too");
-    assert!(process.sites("cuda_ipc").next().is_none());
+fn borrowed_memory_is_freed_like_memory_of_the_programs_own() -> Result<()> {
+    let traced = exact(&fixture::build(Variant::Plain)?.client(), "borrowed")?;
+    let process = traced.process()?;
+    let (cuda, borrowed) = (process.domain("cuda"), process.domain("cuda_ipc"));
+    assert_eq!((cuda.terms.freed, cuda.terms.closed), (amount(1, 1_000), amount(1, 2_000)));
+    assert_eq!((borrowed.terms.freed, borrowed.terms.closed), (amount(5, 0), amount(1, 0)));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn what_is_freed_like_device_memory_is_followed_where_its_own_domain_is_off() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    for (client, scenario) in [
+        (fixtures.client(), "retained"),
+        (fixtures.client(), "borrowed"),
+        (fixtures.hip_client(), "virtual"),
+    ] {
+        let traced = Run::new("cuda").trace(client, [scenario])?;
+        traced.dump.check_conservation()?;
+        let lost = traced.dump.losses();
+        assert!(lost.is_empty(), "{scenario} lost: {lost:?}");
+        let (truth, process) = (traced.truth()?.domain("cuda"), traced.process()?);
+        let cuda = process.domain("cuda");
+        assert_eq!((cuda.terms.seen, cuda.terms.freed), (truth.seen, truth.freed), "{scenario}");
+        let left = (cuda.terms.closed, cuda.terms.freed_unseen);
+        assert_eq!(left, (truth.live, amount(0, 0)), "{scenario}");
+        assert_eq!((cuda.unknown_frees, cuda.failed_frees), (0, 0), "{scenario}");
+        for off in ["cuda_ipc", "handles"] {
+            assert!(process.sites(off).next().is_none(), "{scenario}: {off}");
+        }
+    }
     Ok(())
 }
 

@@ -49,9 +49,9 @@ impl Default for FilePolicy {
 impl FilePolicy {
     /// Whether a function is probed. One that frees is, when any domain is on whose pointers
     /// it could free: `cudaFree` also frees managed memory. So is one that gives references to
-    /// such memory: else what it gave would be taken back in another's place. So is one that says
-    /// which context or device a thread is in, or that ends one, when anything is on that goes
-    /// with them.
+    /// such memory, or borrows what is freed like it: else what it gave would be taken back in
+    /// another's place, or as nobody's. So is one that says which context or device a thread is in,
+    /// or that ends one, when anything is on that goes with them.
     #[must_use]
     pub fn wants(&self, function: &Function) -> bool {
         if function.is_about_contexts() {
@@ -60,7 +60,7 @@ impl FilePolicy {
         }
         if function.allocates() {
             return self.domains.contains(&function.domain)
-                || gives_references(function, &self.domains);
+                || gives_the_like(function, &self.domains);
         }
         is_given(function.spec.class, &self.domains)
     }
@@ -136,17 +136,21 @@ fn is_given(class: u8, domains: &[Domain]) -> bool {
     })
 }
 
-/// Whether a function gives references to memory that is booked in one of these domains, such as
-/// `cuMemRetainAllocationHandle` to what `cuMemCreate` gave.
-fn gives_references(function: &Function, domains: &[Domain]) -> bool {
-    function.allocates() && function.spec.counted != 0 && is_given(function.spec.class, domains)
+/// Whether what a function gives is taken back like memory that is booked in one of these domains:
+/// references, such as those of `cuMemRetainAllocationHandle` to what `cuMemCreate` gave, and what
+/// is borrowed, such as a mapped buffer, which `cudaFree` frees.
+fn gives_the_like(function: &Function, domains: &[Domain]) -> bool {
+    function.allocates()
+        && (function.spec.counted != 0 || function.domain == Domain::CudaIpc)
+        && is_given(function.spec.class, domains)
 }
 
 /// Whether nothing of a function is counted although it is probed, because its own domain is not
-/// among these: contexts are followed for what is bound to them, references for what they hold.
+/// among these: contexts are followed for what is bound to them, references for what they hold,
+/// and what is borrowed for its end.
 pub(super) fn is_uncounted(function: &Function, domains: &[Domain]) -> bool {
     !domains.contains(&function.domain)
-        && (function.makes_context() || gives_references(function, domains))
+        && (function.makes_context() || gives_the_like(function, domains))
 }
 
 #[cfg(test)]
@@ -196,20 +200,35 @@ mod tests {
     }
 
     #[test]
-    fn references_to_what_is_booked_are_followed_whatever_domain_they_are_of() {
-        let references = ["cuMemImportFromShareableHandle", "cuMemRetainAllocationHandle"];
+    fn what_is_taken_back_like_what_is_booked_is_followed_whatever_domain_it_is_of() {
+        let alike = [
+            "cudaExternalMemoryGetMappedBuffer",
+            "cudaExternalMemoryGetMappedMipmappedArray",
+            "cuExternalMemoryGetMappedBuffer",
+            "cuExternalMemoryGetMappedMipmappedArray",
+            "cuMemImportFromShareableHandle",
+            "cuMemRetainAllocationHandle",
+            "cudaMemPoolImportPointer",
+            "cuMemPoolImportPointer",
+            "cuMulticastCreate",
+            "hipExternalMemoryGetMappedBuffer",
+            "hipMemPoolImportPointer",
+            "hipMemImportFromShareableHandle",
+            "hipMemRetainAllocationHandle",
+        ];
         let domains = FilePolicy::default().domains;
         let all = wanted(&domains);
-        assert!(references.iter().all(|symbol| all.contains(symbol)), "{all:?}");
-        assert_eq!(uncounted(&domains), references);
+        assert!(alike.iter().all(|symbol| all.contains(symbol)), "{all:?}");
+        assert_eq!(uncounted(&domains), alike);
         // Memory that was opened by IPC is in a name space of its own, of which nothing is on.
         assert!(!all.contains(&"cudaIpcOpenMemHandle") && !all.contains(&"cudaIpcCloseMemHandle"));
         // The other way round: a handle of the program's own that is released is no unknown one.
         let borrowed = wanted(&[Domain::CudaIpc]);
         assert!(borrowed.contains(&"cuMemRelease") && borrowed.contains(&"cuMemCreate"));
         assert!(!borrowed.contains(&"cudaMalloc"), "given once, taken back once");
-        assert_eq!(uncounted(&[Domain::CudaIpc]), ["cuMemCreate"]);
-        assert_eq!(uncounted(&[Domain::Cuda, Domain::CudaIpc]), Vec::<&str>::new());
+        let physical = ["cuMemCreate", "cuMulticastCreate", "hipMemCreate"];
+        assert_eq!(uncounted(&[Domain::CudaIpc]), physical);
+        assert_eq!(uncounted(&[Domain::Cuda, Domain::CudaIpc]), ["cuMulticastCreate"]);
         assert_eq!(uncounted(&[Domain::Kernel, Domain::Pinned]), Vec::<&str>::new());
     }
 
