@@ -20,22 +20,22 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
-    LATENCY_BUCKETS, Latency, LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success,
-    cookie_function,
+    LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success, cookie_function,
     tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
 };
 
 use crate::{
-    arch, atomic,
+    arch,
     call_books::{self, Caller, Reference, allocated, closed, left, next_id, opened, settled},
     context,
     emit::emit,
     geometry,
     inflight::{Frame, Inflight, Pending},
+    latency::took,
     live::{now, remove_call},
     loss::lost,
     mapped,
-    maps::{FUNCTIONS, LATENCY},
+    maps::FUNCTIONS,
     nested::{
         Entered, Inner, drop_below, drop_dead, free_key, has_pending, outer_of, restore,
         settle_pending, take_inner, wait_for, waited,
@@ -224,7 +224,8 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         (*inflight).depth = depth - 1;
         let function = u32::from(cookie_function(cookie));
         let spec = FUNCTIONS.get(function)?;
-        took(function, now().wrapping_sub((*frame).entered_ns));
+        let now_ns = now();
+        took(function, now_ns.wrapping_sub((*frame).entered_ns));
         let value = arch::return_value(regs);
         let succeeded = match spec.success {
             s if s == Success::ZeroStatus as u8 => value as u32 == 0,
@@ -272,13 +273,19 @@ fn leave(ctx: &RetProbeContext) -> Option<()> {
         }
         if told {
         } else if succeeded {
-            finish_allocation(&caller, inflight, frame, outer, spec, value);
+            finish_allocation(&caller, inflight, frame, outer, spec, Returned { value, now_ns });
         } else if outer.is_null() && spec.uncounted == 0 {
             fail(&caller, frame, spec);
         }
         settle_pending(&caller, frame, Caller::WALK_ABOVE);
     }
     Some(())
+}
+
+/// What a call gave, and when.
+struct Returned {
+    value: u64,
+    now_ns: u64,
 }
 
 #[inline(always)]
@@ -288,7 +295,7 @@ unsafe fn finish_allocation(
     frame: *mut Frame,
     outer: *mut Frame,
     spec: &FunctionSpec,
-    value: u64,
+    returned: Returned,
 ) {
     // SAFETY: checked task storage; the helper checks user addresses.
     unsafe {
@@ -308,7 +315,7 @@ unsafe fn finish_allocation(
             _ => return,
         };
         let pointer = if spec.pointer_rule == PointerRule::Return as u8 {
-            value
+            returned.value
         } else if spec.pointer_rule != PointerRule::OutParameter as u8 {
             (*frame).pointer
         } else if let Ok(pointer) = bpf_probe_read_user((*frame).pointer as *const u64) {
@@ -332,7 +339,7 @@ unsafe fn finish_allocation(
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
         let function = cookie_function((*frame).cookie);
-        let mut entry = CallLive { bytes, time_ns: now(), function, ..CallLive::NONE };
+        let mut entry = CallLive { bytes, time_ns: returned.now_ns, function, ..CallLive::NONE };
         context::place(inflight, frame, spec.device_rule, &mut entry);
         if spec.counted == Counted::Given as u8 {
             entry.id = if spec.uncounted == 0 { next_id() } else { 0 };
@@ -360,27 +367,12 @@ unsafe fn finish_allocation(
             Inner::None => entry.id = if spec.uncounted == 0 { next_id() } else { 0 },
             Inner::Booked => return,
         }
-        if outer.is_null() {
+        // What is in no counter does not wait for a name.
+        if outer.is_null() || spec.uncounted != 0 {
             allocated(caller, &key, &mut entry);
         } else {
             wait_for(caller, outer, &key, &entry);
         }
-    }
-}
-
-/// Counts a call that took so long.
-#[inline(always)]
-fn took(function: u32, ns: u64) {
-    let Some(latency) = LATENCY.get_ptr_mut(function) else { return };
-    let bucket = arch::opaque(Latency::bucket(ns) as u64);
-    if bucket >= LATENCY_BUCKETS as u64 {
-        return;
-    }
-    // SAFETY: a checked map value; the bucket is below the length.
-    unsafe {
-        atomic::add(&raw mut (*latency).sum_ns, ns);
-        let buckets = (&raw mut (*latency).buckets).cast::<u64>();
-        atomic::add(buckets.add(bucket as usize), 1);
     }
 }
 

@@ -10,8 +10,8 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use memtrace_common::{
-    Account, AccountRecord, CallLive, CallLiveKey, FreeReason, PointerClass, ProcessEntry,
-    RecordKind, Totals, TotalsKey, TotalsRecord,
+    Account, AccountRecord, CallLive, CallLiveKey, FreeReason, ProcessEntry, RecordKind, Totals,
+    TotalsKey, TotalsRecord,
 };
 
 use crate::{
@@ -245,17 +245,19 @@ unsafe extern "C" fn clear_space(
     CONTINUE
 }
 
-/// Books that nobody sees any more what becomes of the tensors of the address space in argument 0:
-/// its static probes are taken away while it runs.
+/// Books that nobody sees any more what becomes of the memory of the address space in argument 0
+/// whose pointers are of the class in argument 1: the probes that would tell are taken away while
+/// it runs.
 #[raw_tracepoint]
 pub fn mt_forget(ctx: RawTracePointContext) -> i32 {
-    // SAFETY: user space passes one argument.
-    let mut space = unsafe { *ctx.as_ptr().cast::<u64>() };
-    for_each(map_pointer!(CALL_LIVE), forget_tensor, (&raw mut space).cast());
+    let arguments = ctx.as_ptr().cast::<u64>();
+    // SAFETY: user space passes two arguments.
+    let mut whose = unsafe { [*arguments, *arguments.add(1)] };
+    for_each(map_pointer!(CALL_LIVE), forget_call, (&raw mut whose).cast());
     0
 }
 
-unsafe extern "C" fn forget_tensor(
+unsafe extern "C" fn forget_call(
     _map: *mut c_void,
     key: *const c_void,
     _value: *mut c_void,
@@ -264,8 +266,9 @@ unsafe extern "C" fn forget_tensor(
     // SAFETY: the kernel passes a key of the map and the argument of `mt_forget`.
     unsafe {
         let key = *key.cast::<CallLiveKey>();
-        if key.class == PointerClass::Tensor as u32
-            && u64::from(key.space) == *argument.cast::<u64>()
+        let [space, class] = *argument.cast::<[u64; 2]>();
+        if u64::from(key.space) == space
+            && u64::from(key.class) == class
             && let Some(entry) = remove_call(&key)
         {
             gone(&key, &entry, FreeReason::FreedUnseen);

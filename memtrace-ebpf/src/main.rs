@@ -23,6 +23,7 @@ mod geometry;
 mod globals;
 mod inflight;
 mod kmem;
+mod latency;
 mod lifecycle;
 mod live;
 mod loss;

@@ -10,6 +10,8 @@ use anyhow::{Context, bail};
 
 use crate::paths;
 
+mod plugins;
+
 /// How the stub libraries are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
@@ -172,10 +174,7 @@ impl Fixtures {
     ///
     /// When that runtime is not there, or does not link.
     pub fn link_real_cudart(&self, major: u32, program: &Path) -> anyhow::Result<()> {
-        let mut gcc = gcc(Variant::Plain, PROGRAM, &["real_cudart.c"]);
-        gcc.args(["-DLINKED", "-Wl,--whole-archive"]).arg(paths::real_cudart_static(major)?);
-        gcc.args(["-Wl,--no-whole-archive", "-ldl", "-lrt", "-pthread"]);
-        finish(&mut gcc, program)
+        link_real(gcc(Variant::Plain, PROGRAM, &["real_cudart.c"]), major, program)
     }
 
     /// The program that runs another behind the unit's filters.
@@ -303,6 +302,7 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
         client.args([protection, &search, "-l:libcuda.so.1", origin, "-pthread"]).args(strip);
         finish(&mut client, &program)?;
     }
+    plugins::compile(fixtures, variant, protection)?;
     let mut client = gcc(variant, PROGRAM, &["gpu_client.c"]);
     finish(client.args([&search, "-l:libcuda.so.1", origin]), &fixtures.gpu_client())?;
     let mut client = gcc(variant, PROGRAM, &["gpu_client.c"]);
@@ -324,10 +324,18 @@ fn compile_all(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     finish(nvml.arg("-Wl,-soname,libnvidia-ml.so.1"), &fixtures.nvml())?;
     compile_cases(fixtures, variant)?;
     compile_torch(fixtures, variant)?;
+    compile_faults(fixtures, variant, protection)?;
     finish(gcc(variant, PROGRAM, &["loader.c"]).arg("-ldl"), &fixtures.loader())?;
     finish(&mut gcc(variant, PROGRAM, &["sandbox.c"]), &fixtures.sandbox())?;
     finish(gcc(variant, PROGRAM, &["real_cudart.c"]).arg("-ldl"), &fixtures.real_cudart())?;
     finish(&mut gcc(variant, LIBRARY, &["no_allocator.c"]), &fixtures.no_allocator())
+}
+
+/// Links a real runtime, also what of it is not called.
+fn link_real(mut gcc: Command, major: u32, output: &Path) -> anyhow::Result<()> {
+    gcc.args(["-DLINKED", "-Wl,--whole-archive"]).arg(paths::real_cudart_static(major)?);
+    gcc.args(["-Wl,--no-whole-archive", "-ldl", "-lrt", "-pthread"]);
+    finish(&mut gcc, output)
 }
 
 /// Stubs of libraries above CUDA and HIP: what the source calls them, their names, and what they
@@ -396,6 +404,30 @@ fn compile_torch(fixtures: &Fixtures, variant: Variant) -> anyhow::Result<()> {
     finish(client.args(library).args(stubs), &fixtures.torch_client())
 }
 
+/// What other tracers got wrong: runtimes whose `cudaMalloc` is an IFUNC or has two versions, the
+/// program that calls them, and a program and a library with the note of the Go linker.
+fn compile_faults(fixtures: &Fixtures, variant: Variant, protection: &str) -> anyhow::Result<()> {
+    let search = format!("-L{}", fixtures.directory.display());
+    let link = [&search, "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"];
+    let named = |name: &str| fixtures.directory.join(name);
+    for (define, map, name) in [
+        ("-DRESOLVED", "cudart.map", "libcudart-resolved.so"),
+        ("-DVERSIONED", "cudart_versions.map", "libcudart-versioned.so"),
+    ] {
+        let mut runtime = gcc(variant, LIBRARY, &["cudart_symbols.c"]);
+        runtime.args([define, protection, "-fno-optimize-sibling-calls"]).args(link);
+        runtime.arg(format!("-Wl,--version-script={}", sources().join(map).display()));
+        finish(runtime.arg("-Wl,-soname,libcudart.so.12"), &named(name))?;
+    }
+    let mut faults = gcc(variant, PROGRAM, &["faults.c"]);
+    finish(faults.args(link).args(["-l:libcudart.so.12", "-ldl"]), &named("faults"))?;
+    let mut go = gcc(variant, LIBRARY_AND_PROGRAM, &["faults.c", "cudart.c", "go_note.c"]);
+    finish(go.arg(protection).args(link).arg("-ldl"), &named("faults-go"))?;
+    let mut go = gcc(variant, LIBRARY, &["pool.c", "go_note.c"]);
+    go.args(["-fno-optimize-sibling-calls", "-Wl,-soname,libpool.so.3"]).args(link);
+    finish(go.arg("-l:libcudart.so.12"), &named("libpool-go.so"))
+}
+
 fn gcc(variant: Variant, options: &[&str], files: &[&str]) -> Command {
     let mut command = Command::new("gcc");
     if variant == Variant::Recorded {
@@ -433,7 +465,8 @@ fn modified(path: &Path) -> Option<SystemTime> {
 
 fn newest_source() -> SystemTime {
     let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let options = ["fixture.rs", "stacks/build.rs"].map(|file| harness.join(file));
+    let options =
+        ["fixture.rs", "fixture/plugins.rs", "stacks/build.rs"].map(|file| harness.join(file));
     let below = ["stacks", "cases", "torch"].map(|directory| sources().join(directory));
     let directories = below.into_iter().chain([sources()]).collect::<Vec<_>>();
     let entries = directories.iter().filter_map(|one| std::fs::read_dir(one).ok());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use memtrace_tests::daemon::{Daemon, Options};
-use memtrace_tests::dump::{Coverage, Dump};
+use memtrace_tests::dump::{Coverage, Dump, amount};
 use memtrace_tests::fixture::{self, Fixtures, Variant};
 use memtrace_tests::memtrace::LIMIT;
 use memtrace_tests::process::Running;
@@ -164,6 +164,10 @@ fn probes_that_fire_too_often_are_away_for_a_while() -> Result<()> {
     rests(&second)?;
     assert_eq!(seen(&first)?, seen(&second)?, "calls are seen although the probes are away");
     assert_eq!(second.lost("rate_ceiling")?, 1);
+    // What may be freed meanwhile is not kept as if it stayed.
+    let terms = second.process(busy.pid())?.domain("cuda").terms;
+    assert_eq!((terms.live, terms.freed_unseen), (amount(0, 0), terms.seen));
+    second.check_conservation()?;
     // Who uses other functions of these files is on the books as before.
     let mut quiet = Running::start_talking(Command::new(&program).args(["kinds", "--hold"]))?;
     let truth = Truth::parse(quiet.read_json()?)?;

@@ -171,7 +171,7 @@ fn layers(inspection: &Inspection) -> Vec<String> {
     let all = inspection.library.into_iter().chain(own.map(|function| function.library));
     let mut layers: Vec<String> = Vec::new();
     for library in all {
-        let static_runtime = inspection.executable && library.family == Family::CudaRuntime;
+        let static_runtime = inspection.searched && library.family == Family::CudaRuntime;
         let layer = if static_runtime { "static" } else { library.family.layer() };
         if !layers.iter().any(|known| known == layer) {
             layers.push(layer.to_owned());

@@ -32,8 +32,8 @@ pub struct Inspection {
     pub points: Points,
     /// The static probes found in it; the same.
     pub places: Places,
-    /// Whether it is an executable that was looked through for a runtime of its own.
-    pub executable: bool,
+    /// Whether its own symbols were looked through for a runtime.
+    pub searched: bool,
 }
 
 /// What two views of the same file have in common, whatever device they show.
@@ -48,7 +48,7 @@ pub struct Twin {
 }
 
 /// Looks at a file. `named` says that a person named it: then its symbols alone decide, its
-/// own (not exported) ones included, as of an executable with a static CUDA runtime.
+/// own (not exported) ones included.
 ///
 /// # Errors
 /// That it cannot be read, is no ELF file, or is broken.
@@ -82,22 +82,27 @@ pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
     } else {
         Places::default()
     };
-    Ok(Inspection { file, identity, twin, description, library, points, places, executable: false })
+    Ok(Inspection { file, identity, twin, description, library, points, places, searched: false })
 }
 
-/// Looks through the executable of a process that runs the driver's library: nvcc links the CUDA
-/// runtime into it where nobody says otherwise. Of its own symbols the runtime's count, if
-/// both of the two that every program needs are there.
+/// Looks through a file, executable or library, of a process that runs the driver's library: nvcc
+/// links the CUDA runtime into it where nobody says otherwise. Of its own symbols the runtime's
+/// count, if both of the two that every program needs are there and not exported.
 ///
 /// # Errors
 /// As [`inspect`].
-pub fn inspect_executable(file: File) -> Result<Inspection, ElfError> {
+pub fn inspect_within(file: File) -> Result<Inspection, ElfError> {
     let mut inspection = inspect(file, false)?;
-    inspection.executable = true;
+    inspection.searched = true;
     if inspection.library.is_none() && !inspection.description.go {
+        // A runtime that is linked in is hidden: NVIDIA's archive has it so. What a file exports
+        // stands in for a runtime that is elsewhere (a library that is preloaded, a stub), and what
+        // it gives may be parts of a block that is on the books already: the same memory twice.
+        // What it calls in turn is seen there. Hidden functions that only pass calls on do no harm:
+        // nested calls of the runtime fold into the outermost one (memtrace-ebpf/src/nested.rs).
         let runtime = |function: &&Function| function.library.family == Family::CudaRuntime;
         let functions = library_functions().iter().filter(runtime);
-        let points = symbols::find(&inspection.file, functions, true)?;
+        let points = symbols::find_unexported(&inspection.file, functions)?;
         let has = |symbol| {
             let all = points.points.iter().filter_map(|(id, _)| library_function(*id));
             let mut named = all.filter(|function| function.symbol == symbol);
@@ -170,5 +175,24 @@ mod tests {
             assert!(inspection.description.go);
             assert_eq!(inspection.points, Points::default());
         }
+    }
+
+    #[test]
+    fn a_runtime_within_a_file_counts_where_it_is_hidden_and_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let points = |name, library: TestLibrary<'_>| {
+            let path = library.build(directory.path(), name);
+            let inspection = inspect_within(open(&path).unwrap()).unwrap();
+            assert!(inspection.searched && inspection.library.is_none());
+            inspection.points.points.len()
+        };
+        let arguments: &[&str] = &["-fvisibility=hidden"];
+        let hidden = TestLibrary { arguments, ..TestLibrary::default() };
+        let runtime = functions_of(recognise("libcudart.so.12").unwrap()).count();
+        assert_eq!(points("hidden", hidden), runtime, "functions of the driver are there too");
+        assert_eq!(points("exported", TestLibrary::default()), 0);
+        assert_eq!(points("go", TestLibrary { go: true, ..hidden }), 0);
+        let half = TestLibrary { source: Some("int cudaMalloc(void) { return 0; }"), ..hidden };
+        assert_eq!(points("half", half), 0);
     }
 }

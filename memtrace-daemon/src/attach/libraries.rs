@@ -126,7 +126,7 @@ enum State {
     /// Nothing to attach to.
     Foreign,
     /// The same, its own symbols included.
-    Executable,
+    Searched,
 }
 
 /// All files that are known, and the probes on them.
@@ -167,8 +167,8 @@ impl<P: Prober> Libraries<P> {
         self.attached.len()
     }
 
-    /// Takes a file that was looked at, and attaches to it if it is a library of the catalog
-    /// that is not attached yet. The attachment, if it is attached now.
+    /// Takes a file that was looked at, and attaches to it if it is a library of the catalog, or
+    /// has a runtime in itself, and is not attached yet. The attachment, if it is attached now.
     pub fn admit(&mut self, found: &Found, inspection: Inspection) -> Option<u32> {
         let identity = inspection.identity;
         let id = self.take(found, inspection);
@@ -191,11 +191,13 @@ impl<P: Prober> Libraries<P> {
                 }
                 return Some(id);
             }
-            Some(_) => return None,
             None => {}
+            Some(State::Foreign) if inspection.searched => {}
+            Some(_) => return None,
         }
-        if inspection.library.is_none() {
-            self.files.insert(identity, State::Foreign);
+        if inspection.library.is_none() && inspection.points.points.is_empty() {
+            let state = if inspection.searched { State::Searched } else { State::Foreign };
+            self.files.insert(identity, state);
             return None;
         }
         let row = coverage::row(found, &inspection);
@@ -210,44 +212,24 @@ impl<P: Prober> Libraries<P> {
         self.attach(inspection, row, false).ok()
     }
 
-    /// Takes an executable that was looked through for a runtime of its own. Whether it is
-    /// attached now and was not before.
-    pub fn admit_executable(&mut self, found: &Found, inspection: Inspection) -> bool {
-        let identity = inspection.identity;
-        if !matches!(self.files.get(&identity), None | Some(State::Foreign)) {
-            return false;
-        }
-        self.files.insert(identity, State::Executable);
-        if inspection.points.points.is_empty() {
-            return false;
-        }
-        let row = coverage::row(found, &inspection);
-        let refusal = self.policy.refusal(&found.path, &inspection).map(|why| (why, false));
-        let full = |this: &mut Self| this.no_place(&inspection).map(|why| (why, true));
-        if let Some((reason, retry)) = refusal.or_else(|| full(self)) {
-            self.refuse(identity, row, reason, retry);
-            return false;
-        }
-        self.attach(inspection, row, false).is_ok()
-    }
-
-    /// Whether an executable was looked through, or is known for something else.
+    /// Whether a file was looked through for a runtime, or is known for something else.
     #[must_use]
-    pub fn is_examined(&self, identity: Identity) -> bool {
+    pub fn is_searched(&self, identity: Identity) -> bool {
         !matches!(self.files.get(&identity), None | Some(State::Foreign))
     }
 
-    /// The key of a mapped file of which there is something to say.
-    pub(super) fn key_of(&self, identity: Identity) -> Option<FileKey> {
-        let mut keys = self.keys.iter().filter(|(_, of)| **of == identity).map(|(key, _)| *key);
-        keys.find(|key| self.known(*key).is_some())
+    /// Whether a mapped file is none of the catalog's, and was not looked through for a runtime.
+    #[must_use]
+    pub fn may_hide(&self, key: FileKey) -> bool {
+        let identity = self.keys.get(&key).filter(|_| !self.unread.contains_key(&key));
+        identity.is_some_and(|identity| !self.is_searched(*identity))
     }
 
     /// The attachment of a mapped file.
     pub(super) fn id_of(&self, key: FileKey) -> Option<u32> {
         match self.files.get(self.keys.get(&key)?)? {
             State::Attached(id) | State::Duplicate(id, _) => Some(*id),
-            State::Refused { .. } | State::Foreign | State::Executable => None,
+            State::Refused { .. } | State::Foreign | State::Searched => None,
         }
     }
 
@@ -259,7 +241,7 @@ impl<P: Prober> Libraries<P> {
                 &self.attached.get(id)?.row
             }
             Some(Some(State::Refused { row, .. })) => row,
-            Some(Some(State::Foreign | State::Executable) | None) => return None,
+            Some(Some(State::Foreign | State::Searched) | None) => return None,
         };
         Some(Known { row, driver: row.layers.iter().any(|layer| layer == "driver") })
     }
@@ -324,7 +306,7 @@ impl<P: Prober> Libraries<P> {
     pub fn coverage(&self) -> Vec<CoverageRow> {
         let refused = self.files.values().filter_map(|state| match state {
             State::Refused { row, .. } | State::Duplicate(_, row) => Some(&**row),
-            State::Attached(_) | State::Foreign | State::Executable => None,
+            State::Attached(_) | State::Foreign | State::Searched => None,
         });
         let unread = self.unread.values().flatten().map(|row| &**row);
         let attached = self.attached.values().map(|attachment| &attachment.row);
@@ -418,7 +400,7 @@ impl<P: Prober> Libraries<P> {
         let state = if self.files.values().filter(refused).count() < MAX_REFUSED_ROWS {
             State::Refused { row: Box::new(coverage::refused(row, reason)), retry }
         } else {
-            State::Foreign
+            State::Searched
         };
         self.files.insert(identity, state);
     }
@@ -429,7 +411,7 @@ impl<P: Prober> Libraries<P> {
         self.release(id);
         self.files.retain(|_, state| match state {
             State::Attached(of) | State::Duplicate(of, _) => *of != id,
-            State::Refused { .. } | State::Foreign | State::Executable => true,
+            State::Refused { .. } | State::Foreign | State::Searched => true,
         });
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));

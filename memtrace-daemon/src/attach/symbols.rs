@@ -46,13 +46,7 @@ pub fn find<'f>(
     let functions: Vec<&Function> = functions.into_iter().collect();
     let source = Source::new(file, SYMBOL_BUDGET)?;
     let image = Image::read(&source)?;
-    let sections = image
-        .header
-        .section_headers(image.endian, image.data)
-        .map_err(|_| ElfError::Broken("its section headers lie outside of it"))?;
-    if sections.len() > MAX_SECTIONS {
-        return Err(ElfError::Broken("it has too many sections"));
-    }
+    let sections = sections(&image)?;
     let mut found = Found::default();
     let tables: &[u32] = if own { &[elf::SHT_DYNSYM, elf::SHT_SYMTAB] } else { &[elf::SHT_DYNSYM] };
     for kind in tables {
@@ -67,6 +61,45 @@ pub fn find<'f>(
         }
     }
     Ok(found.points(&image, &functions))
+}
+
+/// Finds functions among the symbols that a file has for itself alone: none that it exports. Cheap
+/// where it is stripped, as most files are: then only its section headers are read.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_unexported<'f>(
+    file: &File,
+    functions: impl IntoIterator<Item = &'f Function>,
+) -> Result<Points, ElfError> {
+    let functions: Vec<&Function> = functions.into_iter().collect();
+    let wanted: Vec<&[u8]> = functions.iter().map(|function| function.symbol.as_bytes()).collect();
+    let source = Source::new(file, SYMBOL_BUDGET)?;
+    let image = Image::read(&source)?;
+    let sections = sections(&image)?;
+    let mut found = Found::default();
+    if let Some(table) = Table::read(&image, sections, elf::SHT_SYMTAB)? {
+        table.search(&image, &wanted, &mut found);
+    }
+    if !found.places.is_empty()
+        && let Some(table) = Table::read(&image, sections, elf::SHT_DYNSYM)?
+    {
+        let mut exported = Found::default();
+        table.search(&image, &wanted, &mut exported);
+        found.places.retain(|name, _| !exported.places.contains_key(name));
+    }
+    Ok(found.points(&image, &functions))
+}
+
+fn sections<'a>(image: &Image<'a>) -> Result<&'a [SectionHeader64<LittleEndian>], ElfError> {
+    let sections = image
+        .header
+        .section_headers(image.endian, image.data)
+        .map_err(|_| ElfError::Broken("its section headers lie outside of it"))?;
+    if sections.len() > MAX_SECTIONS {
+        return Err(ElfError::Broken("it has too many sections"));
+    }
+    Ok(sections)
 }
 
 /// Addresses of symbols found, and whether their version is the default one.
@@ -293,5 +326,19 @@ mod tests {
             .build(directory.path(), "lib.so");
         assert_eq!(find(&open(&path).unwrap(), runtime(), false).unwrap().points, []);
         assert_eq!(find(&open(&path).unwrap(), runtime(), true).unwrap().points.len(), 1);
+    }
+
+    #[test]
+    fn what_a_file_exports_is_not_among_what_it_has_for_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = "__attribute__((visibility(\"hidden\"))) int cudaMalloc(void) { return 0; }\n\
+                      int cudaFree(void) { return 1; }";
+        let whole = Library { source: Some(source), ..Library::default() };
+        let path = whole.build(directory.path(), "lib.so");
+        let points = find_unexported(&open(&path).unwrap(), runtime()).unwrap();
+        assert_eq!(points.points.len(), 1);
+        assert!(!points.missing.contains(&"cudaMalloc") && points.missing.contains(&"cudaFree"));
+        let path = Library { arguments: &["-s"], ..whole }.build(directory.path(), "stripped.so");
+        assert_eq!(find_unexported(&open(&path).unwrap(), runtime()).unwrap().points, []);
     }
 }

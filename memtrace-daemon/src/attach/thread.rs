@@ -213,15 +213,21 @@ impl<T: Fn(News<'_>), D: Fn(Observation)> Work<T, D> {
         self.pace.looked = now;
         let mut any = false;
         for rest in self.pace.look() {
-            let Rest { pid, firings, pause, .. } = rest;
+            let Rest { pid, class, firings, pause } = rest;
             let seconds = pause.as_secs();
             tracing::warn!(
                 "process {pid} makes probes fire {firings} times a second: they are away for \
                  {seconds} s"
             );
-            if self.watcher.rest(rest, now) {
-                self.rests.fetch_add(1, Relaxed);
-                any = true;
+            let unseen = self.watcher.rest(rest, now);
+            if unseen.is_empty() {
+                continue;
+            }
+            self.rests.fetch_add(1, Relaxed);
+            any = true;
+            // Kept on the books, what is freed meanwhile would look as if it stayed.
+            if let Err(error) = self.pace.paces.forget(&unseen, class) {
+                tracing::warn!("cannot close what nobody sees the end of: {error}");
             }
         }
         any

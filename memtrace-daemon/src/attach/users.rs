@@ -45,7 +45,7 @@ struct User {
     files: BTreeMap<FileKey, Use>,
     /// A GPU that it has open.
     device: Option<String>,
-    /// Its executable was asked whether it has the runtime in itself.
+    /// It runs the driver's library, and its files were looked through for a runtime.
     examined: bool,
     ended: Option<Timestamp>,
 }
@@ -130,6 +130,12 @@ impl Users {
         self.all.get(&pid).into_iter().flat_map(|user| user.files.keys().copied())
     }
 
+    /// The processes that map any of these files.
+    pub(super) fn of(&self, files: impl Fn(FileKey) -> bool) -> impl Iterator<Item = u32> {
+        let maps = move |user: &User| user.files.keys().any(|key| files(*key));
+        self.all.iter().filter(move |(_, user)| maps(user)).map(|(pid, _)| *pid)
+    }
+
     /// Notes who has ended, and forgets who has for long. Whether anybody has been forgotten.
     pub(super) fn age(&mut self) -> bool {
         let now = Timestamp::now();
@@ -143,14 +149,14 @@ impl Users {
         self.all.len() != before
     }
 
-    /// Has all executables looked through once more: what was found in them is forgotten.
+    /// Has all files looked through once more: what was found in them is forgotten.
     pub(super) fn forget_examined(&mut self) {
         for user in self.all.values_mut() {
             user.examined = false;
         }
     }
 
-    /// Processes that run the driver's library and whose executables were not looked at yet.
+    /// Processes that run the driver's library and whose files were not looked through yet.
     pub(super) fn unexamined<'a>(
         &mut self,
         known: impl Fn(FileKey) -> Option<Known<'a>>,
@@ -163,6 +169,11 @@ impl Users {
             *pid
         })
         .collect()
+    }
+
+    /// Whether the files of a process were looked through: what it maps from now on is as well.
+    pub(super) fn is_examined(&self, pid: u32) -> bool {
+        self.all.get(&pid).is_some_and(|user| user.examined && user.ended.is_none())
     }
 
     /// A row for each process. `known` says what became of a file.
@@ -213,8 +224,8 @@ impl User {
         }
         if self.examined && reach.has_driver_alone() {
             reach.say(
-                "seen by the driver's library alone: it maps no runtime, and its executable has \
-                 no symbols of one"
+                "seen by the driver's library alone: it maps no runtime, and no file that has \
+                 the symbols of one in itself"
                     .to_owned(),
             );
         }

@@ -4,9 +4,8 @@
 //! Blocks for as long as a file takes to be looked at, up to a deadline: runs on a thread of
 //! its own, never on the engine's.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,14 +14,14 @@ use jiff::Timestamp;
 use super::coverage;
 use super::deadline::{self, FILE_DEADLINE};
 use super::discover::{self, CodeMapping, FileKey};
-use super::elf::{self, ElfError, Identity};
-use super::inspect::{Inspection, inspect, inspect_executable};
+use super::elf::{self, ElfError};
+use super::inspect::{Inspection, inspect, inspect_within};
 use super::libraries::{Found, Libraries, LibraryError, NotInspected};
 use super::looked::Looked;
 use super::mappings::{Mappings, MappingsError, News};
 use super::probing::Prober;
 use super::rest::Rest;
-use super::users::{self, Noted, Users};
+use super::users::{Noted, Users};
 use crate::snapshot::CoverageRow;
 
 /// How often [`Watcher::tick`] should be called: a file that is mapped for the first time is
@@ -142,7 +141,7 @@ impl<P: Prober> Watcher<P> {
             let found =
                 Found { path: path.as_os_str().as_encoded_bytes().to_vec(), ..Found::default() };
             let path = path.clone();
-            changed |= self.look(&found, move || elf::open(&path));
+            changed |= self.look(&found, move || elf::open(&path), false);
         }
         changed
     }
@@ -155,9 +154,10 @@ impl<P: Prober> Watcher<P> {
     pub fn tick(&mut self, now: Instant, told: impl Fn(News<'_>)) -> io::Result<bool> {
         let mut new: Vec<CodeMapping> = Vec::new();
         let mut again: Vec<(u32, FileKey)> = Vec::new();
+        let mut within: Vec<CodeMapping> = Vec::new();
         let draining = Timestamp::now();
         if let Some(mappings) = &mut self.mappings {
-            let libraries = &self.libraries;
+            let (libraries, users) = (&self.libraries, &self.users);
             let began = Instant::now();
             let lost = mappings.drain(|mapping| {
                 told(News::Mapped(&mapping));
@@ -169,9 +169,14 @@ impl<P: Prober> Watcher<P> {
                 if mapping.key.inode == 0 {
                     return;
                 }
+                let fresh = libraries.is_new(mapping.key);
+                // Who runs the driver's library may come to a runtime within any other.
+                if users.is_examined(mapping.pid) && (fresh || libraries.may_hide(mapping.key)) {
+                    within.push(mapping.clone());
+                }
                 if known || libraries.known(mapping.key).is_some() {
                     again.push((mapping.pid, mapping.key));
-                } else if libraries.is_new(mapping.key) {
+                } else if fresh {
                     new.push(mapping);
                 }
             });
@@ -184,7 +189,7 @@ impl<P: Prober> Watcher<P> {
         let mut changed = false;
         for mapping in new {
             let noted = (mapping.pid, mapping.key);
-            changed |= self.look_at(mapping);
+            changed |= self.look_at(mapping, false);
             again.push(noted);
         }
         let noted = Noted::Told { after: std::mem::replace(&mut self.told, draining) };
@@ -195,6 +200,7 @@ impl<P: Prober> Watcher<P> {
             }
         }
         changed |= self.examine();
+        changed |= self.look_within(within);
         changed |= self.libraries.wake(now);
         if self.aged.is_none_or(|last| now.duration_since(last) >= FAST_RESCAN) {
             self.aged = Some(now);
@@ -244,9 +250,10 @@ impl<P: Prober> Watcher<P> {
         }
         for mapping in scan.files.values() {
             if self.libraries.is_new(mapping.key) {
-                self.look_at(mapping.clone());
+                self.look_at(mapping.clone(), false);
             }
         }
+        self.look_within_untold(&scan);
         self.users.scanned(&scan, |key| self.libraries.known(key).is_some());
         self.examine();
         Ok(before != self.coverage())
@@ -265,14 +272,19 @@ impl<P: Prober> Watcher<P> {
     }
 
     /// Takes probes away for a while: from the files that the process is known to run, or from
-    /// all. Whether any were there.
-    pub fn rest(&mut self, rest: Rest, now: Instant) -> bool {
+    /// all. Whose calls they saw; nobody where there were none.
+    pub fn rest(&mut self, rest: Rest, now: Instant) -> BTreeSet<u32> {
         let mut ids: Vec<u32> =
             self.users.files(rest.pid).filter_map(|key| self.libraries.id_of(key)).collect();
         if ids.is_empty() {
             ids = self.libraries.ids();
         }
-        ids.into_iter().fold(false, |any, id| any | self.libraries.rest(id, rest, now))
+        ids.retain(|id| self.libraries.rest(*id, rest, now));
+        if ids.is_empty() {
+            return BTreeSet::new();
+        }
+        let rests = |key| self.libraries.id_of(key).is_some_and(|id| ids.contains(&id));
+        self.users.of(rests).chain([rest.pid]).collect()
     }
 
     /// Files attached.
@@ -319,54 +331,30 @@ impl<P: Prober> Watcher<P> {
         self.libraries.detach_all();
     }
 
-    /// Looks through the executables of processes that have come to run the driver's library.
-    /// Whether coverage has changed.
-    fn examine(&mut self) -> bool {
-        let mut changed = false;
-        for pid in self.users.unexamined(|key| self.libraries.known(key)) {
-            let path = users::executable(pid);
-            let link = path.clone();
-            // Without opening it: the identity of what the link leads to, and its path.
-            let follow = move || {
-                let metadata = std::fs::metadata(&link)?;
-                let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
-                Ok::<_, io::Error>((identity, std::fs::read_link(&link).unwrap_or_default()))
-            };
-            let Ok(Ok((identity, target))) = deadline::run(FILE_DEADLINE, follow) else { continue };
-            let work = move || elf::open(&path).and_then(inspect_executable);
-            if !self.libraries.is_examined(identity)
-                && let Ok(Ok(inspection)) = deadline::run(FILE_DEADLINE, work)
-            {
-                let path = target.as_os_str().as_encoded_bytes().to_vec();
-                let found = Found { key: None, path, pid: Some(pid) };
-                changed |= self.libraries.admit_executable(&found, inspection);
-            }
-            if let Some(key) = self.libraries.key_of(identity) {
-                changed |= self.users.maps(pid, key, Noted::Scanned);
-            }
-        }
-        changed
-    }
-
-    fn look_at(&mut self, mapping: CodeMapping) -> bool {
+    fn look_at(&mut self, mapping: CodeMapping, within: bool) -> bool {
         let found =
             Found { key: Some(mapping.key), path: mapping.path.clone(), pid: Some(mapping.pid) };
-        self.look(&found, move || mapping.open())
+        self.look(&found, move || mapping.open(), within)
     }
 
+    /// Looks at a file, or also `within` it for a runtime. Whether coverage has changed.
     fn look(
         &mut self,
         found: &Found,
         open: impl FnOnce() -> Result<std::fs::File, ElfError> + Send + 'static,
+        within: bool,
     ) -> bool {
-        let work = move || open().and_then(|file| inspect(file, false));
+        let work = move || {
+            let file = open()?;
+            if within { inspect_within(file) } else { inspect(file, false) }
+        };
         let inspected: Result<Inspection, NotInspected> = deadline::run(FILE_DEADLINE, work)
             .map_err(NotInspected::from)
             .and_then(|inspected| inspected.map_err(NotInspected::from));
         match inspected {
             Ok(inspection) => {
-                // Of all files only libraries of the catalog have a row.
-                let changed = inspection.library.is_some();
+                // Of all files only libraries of the catalog have a row, and what has a runtime.
+                let changed = inspection.library.is_some() || !inspection.points.points.is_empty();
                 self.libraries.admit(found, inspection);
                 changed
             }
@@ -378,6 +366,8 @@ impl<P: Prober> Watcher<P> {
     }
 }
 
+mod within;
+
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
@@ -387,12 +377,12 @@ mod tests {
     use crate::attach::survey::Nothing;
     use crate::attach::test_files::Library;
 
-    fn watcher() -> Watcher<Nothing> {
+    pub(super) fn watcher() -> Watcher<Nothing> {
         Watcher::new(Libraries::new(Nothing, FilePolicy::default()))
     }
 
     /// Runs a program that has mapped `library` when this returns.
-    fn run_with(library: &Path) -> Child {
+    pub(super) fn run_with(library: &Path) -> Child {
         use std::io::{Read as _, Write as _};
         let mut child = Command::new("/bin/cat")
             .env("LD_PRELOAD", library)
@@ -406,7 +396,7 @@ mod tests {
         child
     }
 
-    fn row<'a>(rows: &'a [CoverageRow], path: &Path) -> Option<&'a CoverageRow> {
+    pub(super) fn row<'a>(rows: &'a [CoverageRow], path: &Path) -> Option<&'a CoverageRow> {
         rows.iter().find(|row| row.path.as_deref() == path.to_str())
     }
 

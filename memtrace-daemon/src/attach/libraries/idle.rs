@@ -48,10 +48,10 @@ impl<P: Prober> Libraries<P> {
             silent.map(|attachment| attachment.inspection.identity.device).collect();
         let mut gone = Vec::new();
         for (id, attachment) in &mut self.attached {
-            let Inspection { identity, executable, .. } = &attachment.inspection;
+            let Inspection { identity, searched, .. } = &attachment.inspection;
             let own = is_mapped(identity);
             // An executable that was too slow to be looked at by its mapping has no key to ask by.
-            let keyless = *executable && !mapped.contains_key(identity);
+            let keyless = *searched && !mapped.contains_key(identity);
             let idle_for = attachment.looked_at(now, own || keyless || views.contains(id));
             if own {
                 attachment.silent = false;
@@ -69,7 +69,7 @@ impl<P: Prober> Libraries<P> {
             State::Attached(id) => attached.contains_key(id),
             State::Duplicate(of, _) => attached.contains_key(of) && is_mapped(identity),
             State::Refused { retry, .. } => !*retry && is_mapped(identity),
-            State::Foreign | State::Executable => is_mapped(identity),
+            State::Foreign | State::Searched => is_mapped(identity),
         });
         let files = &self.files;
         self.keys.retain(|_, identity| files.contains_key(identity));

@@ -443,3 +443,4 @@ fn without_demand_and_domain_a_pool_is_left_alone() {
 }
 
 mod idle;
+mod within;

@@ -1,16 +1,21 @@
 //! The totals of library functions as they are in the kernel, for who looks at them beside the
-//! engine. Only reads.
+//! engine, and the books of whom probes are taken away from.
 
-use std::os::fd::AsFd;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{HashMap, Map, MapData};
+use aya::programs::RawTracePoint;
 use memtrace_common::{ProcessEntry, ProcessKey, Totals, TotalsKey};
 
-use super::{Tracer, access::map_data};
-use crate::attach::{error::TracerError, plain::Plain};
+use super::Tracer;
+use super::access::{map_data, program};
+use super::run::{FORGET, whose};
+use crate::attach::{error::TracerError, plain::Plain, sys};
 
 /// Reads totals by descriptors of its own.
 pub struct Paces {
+    forget: OwnedFd,
     totals: HashMap<MapData, Plain<TotalsKey>, Plain<Totals>>,
     processes: HashMap<MapData, Plain<ProcessKey>, Plain<ProcessEntry>>,
 }
@@ -38,6 +43,20 @@ impl Paces {
         let mut all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
         all.find(|entry| entry.space == space && !entry.ended()).map(|entry| entry.key.tgid)
     }
+
+    /// Books that nobody sees any more what becomes of the memory of these processes whose pointers
+    /// are of a class.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn forget(&self, processes: &BTreeSet<u32>, class: u8) -> Result<(), TracerError> {
+        let all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
+        for entry in all.filter(|entry| !entry.ended() && processes.contains(&entry.key.tgid)) {
+            sys::bpf_prog_test_run(self.forget.as_fd(), &whose(entry.space, class))
+                .map_err(|source| TracerError::Run { name: FORGET, source })?;
+        }
+        Ok(())
+    }
 }
 
 impl Tracer {
@@ -45,7 +64,13 @@ impl Tracer {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn paces(&self) -> Result<Paces, TracerError> {
+    pub fn paces(&mut self) -> Result<Paces, TracerError> {
+        let forget: &mut RawTracePoint = program(&mut self.ebpf, FORGET)?;
+        let forget =
+            forget.fd().map_err(|source| TracerError::Program { name: FORGET, source })?.as_fd();
+        let forget = forget
+            .try_clone_to_owned()
+            .map_err(|source| TracerError::Run { name: FORGET, source })?;
         let map = |name: &'static str| {
             let map = self.ebpf.map(name).and_then(map_data).ok_or(TracerError::Absent(name))?;
             let fd = map.fd().as_fd().try_clone_to_owned();
@@ -55,6 +80,7 @@ impl Tracer {
         let typed = |name| move |source| TracerError::Map { name, source };
         let (totals, processes) = (map("mt_totals")?, map("mt_processes")?);
         Ok(Paces {
+            forget,
             totals: HashMap::try_from(Map::HashMap(totals)).map_err(typed("mt_totals"))?,
             processes: HashMap::try_from(Map::HashMap(processes)).map_err(typed("mt_processes"))?,
         })

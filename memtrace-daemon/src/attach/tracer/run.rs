@@ -6,7 +6,7 @@ use aya::{
     maps::{Array, MapData},
     programs::{Program, ProgramFd, RawTracePoint},
 };
-use memtrace_common::{FunctionId, Latency, LossCause, LossCounter};
+use memtrace_common::{FunctionId, Latency, LossCause, LossCounter, PointerClass};
 
 use super::{
     Tracer,
@@ -14,6 +14,14 @@ use super::{
 };
 use crate::attach::{error::TracerError, misses, plain::Plain, sys};
 use crate::catalog;
+
+/// Books that nobody sees any more what becomes of memory: [`whose`].
+pub(super) const FORGET: &str = "mt_forget";
+
+/// Its arguments: an address space, and the class of the pointers.
+pub(super) const fn whose(space: u32, class: u8) -> [u64; 2] {
+    [space as u64, class as u64]
+}
 
 impl Tracer {
     /// Has the kernel side send what has changed; whether the ring buffer took all of it. If
@@ -57,7 +65,7 @@ impl Tracer {
     /// # Errors
     /// What the kernel said.
     pub fn forget_tensors(&mut self, space: u32) -> Result<(), TracerError> {
-        self.run("mt_forget", &[u64::from(space)]).map(drop)
+        self.run(FORGET, &whose(space, PointerClass::Tensor as u8)).map(drop)
     }
 
     /// Has every thread look up anew whether it is traced or left out. By a program, because
