@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use memtrace_tests::daemon::{Daemon, Options};
-use memtrace_tests::dump::{Amount, amount};
-use memtrace_tests::fixture::{self, Variant};
+use memtrace_tests::dump::{Amount, ProcessTerms, amount};
+use memtrace_tests::fixture::{self, Fixtures, Variant};
 use memtrace_tests::memtrace::{self, LIMIT};
-use memtrace_tests::process;
+use memtrace_tests::process::{self, Running};
 use memtrace_tests::scratch::Scratch;
 use memtrace_tests::truth::Truth;
 use serde_json::Value;
 
+const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
 const LATE: Duration = Duration::from_secs(20);
 
 const DECLARED: &str = r#"
@@ -98,6 +99,70 @@ fn declared_functions_are_booked_as_they_are_declared() -> Result<()> {
     assert!(row.attached && row.missing.is_empty(), "{row:?}");
     assert_eq!(row.functions.len(), 4, "{row:?}");
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn b19_a_declared_library_that_the_go_linker_made_is_not_probed() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let scratch = Scratch::new()?;
+    for file in [fixtures.cudart(), fixtures.cuda(), fixtures.pool_client()] {
+        scratch.copy(&file)?;
+    }
+    let own = Fixtures::at(scratch.path());
+    std::fs::copy(fixtures.directory().join("libpool-go.so"), own.pool())?;
+    let configuration = Some(format!("domains = [\"cuda\", \"heap\"]\n{DECLARED}"));
+    let options = Options { configuration, ..Options::default() };
+    let daemon = Daemon::start_with(&options.knowing(&own))?;
+    // It holds the library, so that there is time to look at it.
+    let mut loader = Command::new(fixtures.loader());
+    let mut loader = Running::start_talking(loader.arg(own.pool()).args(["1", "0", "--hold"]))?;
+    loader.go_on()?;
+    loader.read_json()?;
+    let why = "made by the Go linker, whose functions must not be probed";
+    daemon.dump_until("its coverage", LATE, |dump| {
+        let row = dump.coverage_of(&own.pool())?;
+        ensure!(row.library.as_deref() == Some("libpool"), "{row:?}");
+        ensure!(!row.attached && row.reason.as_deref() == Some(why), "{row:?}");
+        let row = dump.coverage_of_process(loader.pid())?;
+        let reason = row.reason.as_deref().unwrap_or_default();
+        ensure!(reason.contains(&format!("libpool.so.3: {why}")), "{row:?}");
+        Ok(())
+    })?;
+    let mut client = Command::new(own.pool_client());
+    let said = process::run(client.arg("mixed"), LIMIT)?.expect_status(0)?;
+    let truth = Truth::parse(said.last_json()?)?;
+    daemon.dump_until("the pool's client", LATE, |dump| {
+        dump.check_conservation()?;
+        let process = dump.process(truth.pid)?;
+        truth.check_ended(process)?;
+        let heap = process.domain("heap");
+        ensure!(heap == ProcessTerms::default(), "heap: {heap:?}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn b9_memory_that_grows_without_a_call_of_an_allocator_is_said() -> Result<()> {
+    let configuration = Some(format!("domains = [\"kernel\", \"cuda\", \"heap\"]\n{DECLARED}"));
+    let daemon = Daemon::start_with(&Options { configuration, ..Options::default() })?;
+    let mut program =
+        Running::start_talking(Command::new(KERNEL).args(["resident", "64", "--hold"]))?;
+    program.read_json()?;
+    // Processes are measured every 5 s.
+    daemon.dump_until("its first measurement", LATE, |dump| {
+        dump.process(program.pid())?.measured.anonymous_bytes.context("not measured")
+    })?;
+    program.go_on()?;
+    program.read_json()?;
+    daemon.dump_until("its coverage", LATE, |dump| {
+        let row = dump.coverage_of_process(program.pid())?;
+        let reason = row.reason.as_deref().unwrap_or_default();
+        let said = "no events from an allocating process: its anonymous memory grew by 64";
+        ensure!(!row.attached && reason.contains(said), "{row:?}");
+        Ok(())
+    })
 }
 
 #[test]

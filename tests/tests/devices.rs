@@ -174,6 +174,48 @@ fn what_nvml_does_not_tell_is_null() -> Result<()> {
     Ok(())
 }
 
+/// What was given in stream order has come back; the pool below keeps what it has of the device, as
+/// one with a release threshold does.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn a41_a_pool_that_keeps_the_device_is_no_leak_and_both_figures_are_shown() -> Result<()> {
+    let fixtures = fixture::build(Variant::Plain)?;
+    let device = format!("device {} 0 {}", 80 * GIB, 9 * GIB);
+    // Two of them: what others on this host have on the books is on neither.
+    let nvml = Nvml::new(&fixtures, &[device.clone(), device.clone()])?;
+    let daemon = daemon(&fixtures, &nvml)?;
+    // 20 seconds, four times a second 100 blocks of 1 to 4 MiB.
+    let mut command = Command::new(fixtures.cases());
+    let mut pool = Running::start_talking(command.args(["a41", "500", "40"]))?;
+    let (pid, kept) = (pool.pid(), 400 * MIB);
+    pool.read_json()?;
+    nvml.say(&[device.clone(), device, format!("process 1 {pid} {kept}")])?;
+    let truth = Truth::parse(pool.read_json()?)?;
+    ensure!(truth.domain("cuda").live.bytes == 0, "not all has come back: {truth:?}");
+    daemon.dump_until("a pool beside its books", LATE, |dump| {
+        dump.check_conservation()?;
+        let process = dump.process(pid)?;
+        truth.check_running(process)?;
+        let own = process.device.context("nothing of NVML")?;
+        ensure!(own == told(kept, 0)?, "{own:?}");
+        let [_, second] = &dump.devices[..] else { anyhow::bail!("{:?}", dump.devices) };
+        let sums = (second.traced_bytes, second.untraced_bytes);
+        ensure!(sums == (Some(0), Some(signed(9 * GIB)?)), "{second:?}");
+        for site in process.sites("cuda") {
+            let rests = ["warming", "steady"].contains(&site.verdict.as_str());
+            ensure!(site.passes("allocate_in_order") && rests, "{site:#?}");
+        }
+        let leak = dump.findings.iter().find(|one| {
+            one.verdict == "leak" && one.domain == "cuda" && one.processes.contains(&pid)
+        });
+        ensure!(leak.is_none(), "{leak:#?}");
+        Ok(())
+    })?;
+    let status = daemon.call("status", &[])?.expect_status(0)?.stdout;
+    assert!(status.contains("1: 9.0 GiB of 80.0 GiB in use by NVML; 0 B traced"), "{status}");
+    Ok(())
+}
+
 fn orphan(dump: &Dump, pid: u32) -> Result<&Finding> {
     let mut found = dump.findings.iter().filter(|finding| finding.processes == [pid]);
     let orphan = found.find(|finding| finding.verdict == "orphaned");

@@ -300,6 +300,34 @@ fn attach_and_detach_again_and_again_leave_nothing_in_the_kernel() -> Result<()>
     Objects::wait_until_only(&before)
 }
 
+/// A31: with the 20 cycles above, each of which loads everything anew, 200.
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn stopping_and_going_on_again_and_again_leave_nothing_in_the_kernel() -> Result<()> {
+    const CYCLES: u32 = 180;
+    let before = Objects::now()?;
+    let daemon = Daemon::start_knowing(&fixture::build(Variant::Plain)?)?;
+    let loaded = |objects: &Objects| (objects.programs.len(), objects.maps.len());
+    let attached = Objects::now()?.since(&before);
+    ensure!(!attached.links.is_empty(), "no links to programs that begin with mt_");
+    let wait_for = |links: usize| {
+        memtrace_tests::until("the links", LATE, || {
+            let now = Objects::now()?.since(&before);
+            ensure!(now.links.len() == links, "{links} links expected: {now:?}");
+            ensure!(loaded(&now) == loaded(&attached), "{attached:?} at first, now {now:?}");
+            Ok(())
+        })
+    };
+    for _ in 0..CYCLES {
+        daemon.call("stop", &[])?.expect_status(0)?;
+        wait_for(0)?;
+        daemon.call("resume", &[])?.expect_status(0)?;
+        wait_for(attached.links.len())?;
+    }
+    daemon.stop()?.expect_status(0)?;
+    Objects::wait_until_only(&before)
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_daemon_has_its_objects_named_and_leaves_none() -> Result<()> {
