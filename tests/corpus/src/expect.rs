@@ -1,7 +1,7 @@
 //! What is right to say about a variant.
 
 use memtrace_common::Domain;
-use memtrace_daemon::snapshot::Verdict;
+use memtrace_daemon::snapshot::{Finding, Snapshot, Verdict};
 use memtrace_daemon::verdict::Subject;
 
 use crate::world::{ProcessId, SiteId, World};
@@ -15,10 +15,14 @@ pub enum Target {
     Process(ProcessId, Domain),
     /// All processes of the program of this one, in one domain.
     Service(ProcessId, Domain),
+    /// What is measured of a process, in the domain that its finding has.
+    Measured(ProcessId, Domain),
+    /// What is measured of the host, and nobody owns.
+    Host,
 }
 
 impl Target {
-    /// The subject of verdicts that it is.
+    /// The subject of verdicts that it is; what is measured is none.
     #[must_use]
     pub fn subject(self, world: &World) -> Option<Subject> {
         match self {
@@ -29,6 +33,27 @@ impl Target {
             Self::Service(process, domain) => {
                 Some(Subject::Service(world.service(process), domain))
             }
+            Self::Measured(..) | Self::Host => None,
+        }
+    }
+
+    /// Whether it is measured, not booked.
+    #[must_use]
+    pub const fn is_measured(self) -> bool {
+        matches!(self, Self::Measured(..) | Self::Host)
+    }
+
+    /// Whether a finding is about it, where it is measured.
+    fn is_in(self, finding: &Finding, world: &World) -> bool {
+        match self {
+            Self::Measured(process, domain) => {
+                let (_, pid) = world.process(process);
+                finding.level == "process"
+                    && finding.domain == domain.name()
+                    && finding.processes.contains(&pid)
+            }
+            Self::Host => finding.level == "host" && finding.domain == "host",
+            Self::Site(_) | Self::Process(..) | Self::Service(..) => false,
         }
     }
 }
@@ -41,6 +66,8 @@ pub struct Expectation {
     pub target: Target,
     /// Any of these verdicts is right.
     pub finals: &'static [Verdict],
+    /// What the finding must say in so many words, where it is measured; empty for whatever.
+    pub words: &'static str,
 }
 
 impl Expectation {
@@ -48,6 +75,20 @@ impl Expectation {
     #[must_use]
     pub fn leaks(&self) -> bool {
         self.finals.contains(&Verdict::Leak)
+    }
+
+    /// What a picture says of what is measured: of several findings the one in the right words.
+    #[must_use]
+    pub fn finding<'a>(&self, world: &World, picture: &'a Snapshot) -> Option<&'a Finding> {
+        let findings = picture.findings.iter();
+        let about_it = findings.filter(|finding| self.target.is_in(finding, world));
+        about_it.max_by_key(|finding| self.is_worded(finding))
+    }
+
+    /// Whether a finding says what it must.
+    #[must_use]
+    pub fn is_worded(&self, finding: &Finding) -> bool {
+        self.words.is_empty() || finding.decided_by.iter().any(|line| line.contains(self.words))
     }
 }
 
@@ -59,9 +100,11 @@ pub const LEFT: &[Verdict] = &[Verdict::Leak, Verdict::Orphaned];
 pub const BOUNDED: &[Verdict] = &[Verdict::Steady, Verdict::Plateau];
 /// Grew after start-up, by far more than it had, and then held.
 pub const PLATEAU: &[Verdict] = &[Verdict::Plateau];
-/// Nothing that happened after start-up.
+/// Nothing that happened after start-up. Of what is measured: that nothing is said.
 pub const STEADY: &[Verdict] = &[Verdict::Steady];
 /// It is too early to tell.
 pub const GROWING: &[Verdict] = &[Verdict::Growing];
-/// Held by a worker whose parent was killed.
+/// Held by a worker whose parent was killed, or by nobody any more.
 pub const ORPHANED: &[Verdict] = &[Verdict::Orphaned];
+/// Held by a process, and by nothing that it has allocated.
+pub const FRAGMENTATION: &[Verdict] = &[Verdict::Fragmentation];

@@ -4,7 +4,7 @@
 use memtrace_common::Domain;
 use memtrace_daemon::engine::{Core, CoreConfig, Setting};
 use memtrace_daemon::ledger::{Effects, Ledger, LedgerConfig, RowKey};
-use memtrace_daemon::record::{Anchor, Record};
+use memtrace_daemon::record::{Anchor, Observation, Record};
 use memtrace_daemon::snapshot::{HostInfo, Site, Snapshot, Verdict};
 use memtrace_daemon::verdict::baseline::{Outstanding, Quartile, Regression};
 use memtrace_daemon::verdict::{Rule, Subject, Surroundings, VerdictConfig};
@@ -94,7 +94,7 @@ pub struct Outcome {
 pub fn run(case: &Case, seed: u64, plan: &Plan) -> Vec<Outcome> {
     let stage = case.variant(seed);
     let expectations = stage.expectations.clone();
-    let mut judge = Judge::new(plan, &expectations);
+    let mut judge = Judge::new(plan, &expectations, &stage.domains);
     let world = stage.run(&mut judge);
     judge.finish(&world)
 }
@@ -104,7 +104,7 @@ struct Follow {
     said: FxHashMap<Subject, Verdict>,
     /// The first right call of a leak.
     calls: FxHashMap<Subject, Found>,
-    wrong: Vec<(Subject, u64)>,
+    wrong: Vec<(String, u64)>,
     claims: Vec<(f64, bool)>,
     looks: Vec<Look>,
 }
@@ -120,7 +120,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    fn new(plan: &'a Plan, expectations: &'a [Expectation]) -> Self {
+    fn new(plan: &'a Plan, expectations: &'a [Expectation], domains: &[Domain]) -> Self {
         let mut others: Vec<Box<dyn Rule>> = Vec::new();
         if plan.baselines {
             others.push(Box::new(Outstanding::default()));
@@ -137,7 +137,7 @@ impl<'a> Judge<'a> {
         Self {
             plan,
             expectations,
-            core: core(plan.verdict.clone()),
+            core: core(plan.verdict.clone(), domains),
             ledger: Ledger::new(LedgerConfig::default()),
             follows: (0..=others.len()).map(follow).collect(),
             others,
@@ -185,8 +185,15 @@ impl<'a> Judge<'a> {
             for expectation in self.expectations {
                 let subject = expectation.target.subject(world);
                 let said = subject.and_then(|subject| follow.said.get(&subject).copied());
+                let finding = expectation.finding(world, &snapshot).filter(|_| number == 0);
+                let said = said.or(finding.map(|finding| finding.verdict));
                 let said = said.unwrap_or(Verdict::Steady);
-                let right = expectation.finals.contains(&said)
+                // The others look at the books alone. That they say nothing of what is measured is
+                // right where it is no leak.
+                let silent = number > 0 && expectation.target.is_measured();
+                let right = (silent && !expectation.leaks())
+                    || (expectation.finals.contains(&said)
+                        && finding.is_none_or(|finding| expectation.is_worded(finding)))
                     || (number == 0
                         && expectation.finals.contains(&Verdict::Orphaned)
                         && orphaned(&snapshot, world, expectation.target));
@@ -201,14 +208,12 @@ impl<'a> Judge<'a> {
                     }));
                 }
             }
-            let mut wrong: Vec<Subject> =
-                follow.wrong.iter().map(|(subject, _)| *subject).collect();
+            let mut wrong: Vec<&str> = follow.wrong.iter().map(|(what, _)| what.as_str()).collect();
             wrong.sort_unstable();
             wrong.dedup();
             outcome.false_positives = wrong.len();
-            outcome.wrong =
-                follow.wrong.iter().map(|(what, when)| (format!("{what:?}"), *when)).collect();
             outcome.right = wrong.is_empty() && outcome.finals.iter().all(|(_, _, right)| *right);
+            outcome.wrong = follow.wrong;
             outcome.claims = follow.claims;
             outcome.looks = follow.looks;
             if outcomes.is_empty() {
@@ -255,6 +260,12 @@ impl Watcher for Judge<'_> {
         if self.rows.len() != world.sites().count() {
             self.rows = world.rows();
         }
+        let now_ns = world.now_ns();
+        if self.core.wants_unused(now_ns) {
+            let observation = Observation::UnusedShared(world.unused_shared());
+            let _ = self.core.apply(&Record::Observation { now_ns, observation });
+        }
+        self.hear_measured(world);
         for number in 0..self.follows.len() {
             let mut said = FxHashMap::default();
             let mut hear = |subject, verdict| {
@@ -302,7 +313,7 @@ impl Judge<'_> {
             if right {
                 follow.calls.entry(subject).or_insert(found);
             } else {
-                follow.wrong.push((subject, world.second()));
+                follow.wrong.push((format!("{subject:?}"), world.second()));
             }
         }
         if self.plan.trace {
@@ -314,12 +325,33 @@ impl Judge<'_> {
         }
     }
 
-    fn trace(&mut self, number: usize, world: &World, said: &FxHashMap<Subject, Verdict>) {
-        let Some(target) = self.expectations.first().map(|expectation| expectation.target) else {
+    /// Takes what memtrace says now of what is measured: that is never called a leak.
+    fn hear_measured(&mut self, world: &World) {
+        if !self.expectations.iter().any(|expectation| expectation.target.is_measured()) {
             return;
-        };
+        }
+        let picture = self.core.snapshot(world.now_ns(), &setting());
+        let Some(follow) = self.follows.first_mut() else { return };
+        for expectation in self.expectations {
+            let finding = expectation.finding(world, &picture);
+            if finding.is_none_or(|finding| finding.verdict != Verdict::Leak) {
+                continue;
+            }
+            let what = format!("{:?}", expectation.target);
+            if follow.wrong.iter().all(|(known, _)| *known != what) {
+                follow.wrong.push((what, world.second()));
+            }
+        }
+    }
+
+    fn trace(&mut self, number: usize, world: &World, said: &FxHashMap<Subject, Verdict>) {
+        let Some(expectation) = self.expectations.first() else { return };
+        let target = expectation.target;
+        let picture = (number == 0).then(|| self.core.snapshot(world.now_ns(), &setting()));
+        let finding = picture.as_ref().and_then(|picture| expectation.finding(world, picture));
         let subject = target.subject(world);
         let verdict = subject.and_then(|subject| said.get(&subject).copied());
+        let verdict = verdict.or(finding.map(|finding| finding.verdict));
         let verdict = verdict.unwrap_or(Verdict::Steady);
         let sites = sites_of(world, target);
         let live_bytes = sites.iter().map(|site| site.live_bytes).sum();
@@ -328,13 +360,14 @@ impl Judge<'_> {
             .get(number)
             .and_then(|follow| follow.looks.last())
             .is_none_or(|look| look.verdict != verdict);
-        let why = (number == 0).then(|| {
-            let picture = self.core.snapshot(world.now_ns(), &setting());
-            let site = sites
-                .last()
-                .and_then(|site| find(&picture, world.process(site.process).1, site.id));
+        let why = picture.as_ref().map(|picture| {
+            if target.is_measured() {
+                return finding.map_or_else(String::new, |finding| finding.decided_by.join("; "));
+            }
+            let site =
+                sites.last().and_then(|site| find(picture, world.process(site.process).1, site.id));
             site.map_or_else(String::new, |site| {
-                let words = found_words(&picture, site.id).join("; ");
+                let words = found_words(picture, site.id).join("; ");
                 match changed {
                     true => format!("{words}; {:?}, {:?}", site.confidence, site.evidence),
                     false => words,
@@ -362,6 +395,7 @@ fn sites_of(world: &World, target: Target) -> Vec<&crate::world::Site> {
         Target::Service(process, domain) => {
             world.service(site.process) == world.service(process) && site.kind.domain() == domain
         }
+        Target::Measured(..) | Target::Host => false,
     };
     world.sites().filter(|(id, site)| is_it(*id, site)).map(|(_, site)| site).collect()
 }
@@ -410,10 +444,11 @@ fn find(snapshot: &Snapshot, pid: u32, id: u64) -> Option<&Site> {
     process.sites.iter().find(|site| site.id == Some(id))
 }
 
-/// A core with these numbers.
+/// A core with these numbers, that traces these domains beside what is always traced.
 #[must_use]
-pub fn core(verdict: VerdictConfig) -> Core {
-    let domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
+pub fn core(verdict: VerdictConfig, more: &[Domain]) -> Core {
+    let mut domains = vec![Domain::Kernel, Domain::Cuda, Domain::Managed, Domain::Pinned];
+    domains.extend(more);
     Core::new(CoreConfig { domains, verdict, sees_rcu_frees: true, ..CoreConfig::default() })
 }
 

@@ -5,6 +5,7 @@ use crate::load::Load;
 use crate::random::Random;
 use crate::workload::{Life, Sizes, Traffic, Workload};
 use crate::world::{Kind, ProcessId, SiteId, World};
+use memtrace_common::Domain;
 use memtrace_daemon::record::Record;
 use memtrace_daemon::snapshot::Verdict;
 
@@ -20,6 +21,8 @@ pub struct Stage {
     pub seconds: u64,
     /// What is right to say.
     pub expectations: Vec<Expectation>,
+    /// What is traced beside what is always traced.
+    pub domains: Vec<Domain>,
     /// Each with chance of its own, so that one more changes nothing in the others.
     workloads: Vec<(Box<dyn Workload>, Random)>,
     ends: Vec<(u64, ProcessId)>,
@@ -41,6 +44,7 @@ impl Stage {
             world: World::new(random),
             seconds: 0,
             expectations: Vec::new(),
+            domains: Vec::new(),
             workloads: Vec::new(),
             ends: Vec::new(),
         }
@@ -105,12 +109,22 @@ impl Stage {
 
     /// What is right to say about a site.
     pub fn label(&mut self, site: SiteId, finals: &'static [Verdict]) {
-        self.expectations.push(Expectation { target: Target::Site(site), finals });
+        self.label_of(Target::Site(site), finals);
     }
 
     /// What is right to say about anything.
     pub fn label_of(&mut self, target: Target, finals: &'static [Verdict]) {
-        self.expectations.push(Expectation { target, finals });
+        self.label_in_words(target, finals, "");
+    }
+
+    /// What is right to say about something that is measured, and a part of the words.
+    pub fn label_in_words(
+        &mut self,
+        target: Target,
+        finals: &'static [Verdict],
+        words: &'static str,
+    ) {
+        self.expectations.push(Expectation { target, finals, words });
     }
 
     /// Balanced traffic at a site: short-lived, under any load.

@@ -72,6 +72,16 @@ pub(super) fn table(
             writeln!(out, "  sure {sure:.2}, right {right:.2} of {count}")?;
         }
     }
+    let measured = cases.iter().filter(|case| case.is_measured()).map(|case| case.name);
+    let measured: Vec<&str> = measured.collect();
+    if baselines && !measured.is_empty() {
+        writeln!(
+            out,
+            "measured, not booked: {}; the other rules look at the books alone, and are right \
+             there where they call nothing a leak",
+            measured.join(", ")
+        )?;
+    }
     Ok(())
 }
 
@@ -116,7 +126,11 @@ fn complaint(outcome: &Outcome) -> String {
         if !right {
             let names: Vec<&str> =
                 expectation.finals.iter().map(|verdict| verdict.name()).collect();
-            words.push(format!("expected {}, said {}", names.join(" or "), said.name()));
+            let (names, said) = (names.join(" or "), said.name());
+            words.push(match expectation.words {
+                "" => format!("expected {names}, said {said}"),
+                part => format!("expected {names} in the words {part:?}, said {said}"),
+            });
         }
     }
     for (what, second) in &outcome.wrong {

@@ -50,7 +50,7 @@ impl Watcher for Listener {
 }
 
 fn listen(stage: Stage, site: SiteId, lost: f64) -> (Vec<Verdict>, Option<f64>) {
-    let core = core(VerdictConfig::default());
+    let core = core(VerdictConfig::default(), &[]);
     let mut listener = Listener { core, site, said: Vec::new(), lost, events: 0 };
     let world = stage.run(&mut listener);
     let snapshot = listener.core.snapshot(world.now_ns(), &setting());

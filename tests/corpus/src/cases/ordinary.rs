@@ -1,7 +1,7 @@
 //! What every operator meets and is no leak: caches, collectors, queues, load.
 
 use super::{Case, none};
-use crate::expect::{BOUNDED, STEADY};
+use crate::expect::{BOUNDED, PLATEAU, STEADY};
 use crate::load::{Load, Shape};
 use crate::stage::Stage;
 use crate::workload::{Burst, Cache, Concurrency, Keys, Life, Traffic};
@@ -147,7 +147,8 @@ fn weights(stage: &mut Stage) {
     let load = Load::constant().until(over as u64);
     let (life, rate) = (Life::Ever, count as f64 / over);
     stage.play(Traffic { site, rate, sizes, life, lost: 0.0, lost_from: 0, load });
-    stage.label(site, BOUNDED);
+    // Over so long a time most of it comes after the first minute.
+    stage.label(site, if over > 150.0 { PLATEAU } else { BOUNDED });
     // A short one beside it, all within start-up.
     let first = stage.site(process, Kind::PINNED);
     let sizes = stage.sizes(first, around / 8.0);

@@ -8,6 +8,7 @@ mod grower;
 mod pool;
 mod queue;
 mod traffic;
+mod unbooked;
 
 use std::fmt::Debug;
 
@@ -18,6 +19,7 @@ pub use grower::Grower;
 pub use pool::Pool;
 pub use queue::{Concurrency, Queue};
 pub use traffic::{Life, Sizes, Traffic};
+pub use unbooked::{Grows, Noise, Swell};
 
 use crate::world::World;
 

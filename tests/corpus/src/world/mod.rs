@@ -4,6 +4,7 @@
 //!
 //! It must never look at a verdict, nor read a clock.
 
+mod measured;
 mod site;
 mod tell;
 
@@ -12,9 +13,10 @@ use std::collections::BinaryHeap;
 
 use memtrace_common::{Domain, ProcessEntry, ProcessKey};
 use memtrace_daemon::ledger::FoldedKey;
-use memtrace_daemon::record::{Observation, Record};
+use memtrace_daemon::record::{Observation, ProcessMemory, Record};
 use rustc_hash::FxHashMap;
 
+pub use measured::Ownerless;
 pub use site::{Kind, Site, SiteId};
 
 use crate::random::Random;
@@ -55,9 +57,13 @@ struct Event {
 pub struct World {
     /// Chance.
     pub random: Random,
+    /// Memory that no process has.
+    pub ownerless: Ownerless,
     now_ns: u64,
     order: u64,
     processes: Vec<ProcessEntry>,
+    /// What is measured of each, beside its heap.
+    memory: Vec<ProcessMemory>,
     sites: Vec<Site>,
     events: Vec<Event>,
     due: BinaryHeap<Reverse<Event>>,
@@ -71,9 +77,11 @@ impl World {
     pub fn new(random: Random) -> Self {
         Self {
             random,
+            ownerless: Ownerless::default(),
             now_ns: BEGIN_NS,
             order: 0,
             processes: Vec::new(),
+            memory: Vec::new(),
             sites: Vec::new(),
             events: Vec::new(),
             due: BinaryHeap::new(),
@@ -113,6 +121,7 @@ impl World {
             ..ProcessEntry::default()
         };
         self.processes.push(entry);
+        self.memory.push(measured::at_start(serial));
         self.out.push(Record::Process { time_ns: self.now_ns, entry });
         let observation = Observation::ProcessFacts {
             serial,
@@ -134,6 +143,7 @@ impl World {
     /// The last thread of a process ends.
     pub fn end(&mut self, process: ProcessId) {
         let now_ns = self.now_ns;
+        self.leave(process);
         self.change(process, |entry| entry.ended_ns = now_ns);
     }
 

@@ -1,15 +1,47 @@
 //! Sites: where a process takes memory, and the truth about them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use memtrace_common::{Account, AccountKey, Context, Domain, FunctionId, KMALLOC, ProcessEntry};
-use memtrace_daemon::catalog;
+use memtrace_daemon::catalog::{self, AllocatorRow, FreeRow};
 use memtrace_daemon::ledger::{RowKey, site};
 use memtrace_daemon::record::{StackKey, StackLabel};
 use memtrace_daemon::snapshot::{Frame, FrameKind};
+use serde::Deserialize;
 
 use super::ProcessId;
+
+/// The catalog has no function of the heap: an allocator as a configuration declares it.
+const DECLARED: &str = "
+[[allocator]]
+library = 'libpool.so'
+symbol = 'pool_take'
+domain = 'heap'
+pointers = 'pool'
+size = 0
+pointer = 'return'
+
+[[free]]
+library = 'libpool.so'
+symbol = 'pool_give'
+domain = 'heap'
+pointers = 'pool'
+success = 'always'
+";
+
+/// Declares it, once.
+static HEAP: LazyLock<Result<(), String>> = LazyLock::new(|| {
+    let Declared { allocator, free } =
+        toml::from_str(DECLARED).map_err(|error| error.to_string())?;
+    catalog::declare(&allocator, &free)
+});
+
+#[derive(Deserialize)]
+struct Declared {
+    allocator: Vec<AllocatorRow>,
+    free: Vec<FreeRow>,
+}
 
 /// Which site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +65,8 @@ impl Kind {
     pub const MANAGED: Self = Self::Library("cudaMallocManaged");
     /// Device memory from the driver.
     pub const DRIVER: Self = Self::Library("cuMemAlloc_v2");
+    /// The heap, by an allocator that is declared.
+    pub const HEAP: Self = Self::Library("pool_take");
 
     /// The id of the function; 0 for a name that the catalog does not have.
     #[must_use]
@@ -40,6 +74,7 @@ impl Kind {
         match self {
             Self::Kernel => KMALLOC,
             Self::Library(name) => {
+                let _ = LazyLock::force(&HEAP);
                 let found = catalog::library_functions().iter().find(|row| row.symbol == name);
                 found.map_or(0, |row| row.id)
             }

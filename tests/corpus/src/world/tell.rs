@@ -7,9 +7,7 @@ use memtrace_common::{
     AGE_CLASSES, AccountAgesRecord, Amount, FreeReason, FreeRecord, LossCounter, RecordHeader,
     Totals, TotalsKey,
 };
-use memtrace_daemon::record::{
-    Call, HostMemory, Observation, Parent, ProcessMemory, Record, Stage,
-};
+use memtrace_daemon::record::{Call, Observation, Record, Stage};
 use memtrace_daemon::snapshot::{Taken, TakenBy};
 
 use super::site::{Kind, Site};
@@ -21,13 +19,9 @@ const AGE_NS: u64 = 10 * SECOND;
 const WINDOW: u64 = 10;
 /// Sites that hold less are not told of: a quarter of what is judged.
 const AGES_FROM_BYTES: u64 = 256 << 10;
-/// How often the host's figures are told, seconds.
+/// How often the host's figures are told, and those of processes, seconds.
 const OBSERVE: u64 = 10;
-/// What the slab holds that nobody traces, bytes.
-const ANONYMOUS_BYTES: u64 = 256 << 20;
-const SLAB_BYTES: u64 = 800 << 20;
-/// Memory of the host, bytes.
-const HOST_BYTES: u64 = 256 << 30;
+const MEASURE: u64 = 5;
 
 /// Counters that are told as they are.
 #[derive(Debug, Default)]
@@ -103,8 +97,16 @@ impl World {
     pub(super) fn flush(&mut self) {
         let now_ns = self.now_ns;
         let second = self.second();
-        let kernel = self.kernel_bytes();
-        let Self { sites, books, out, random, processes, .. } = self;
+        let mut observations = Vec::new();
+        if second % OBSERVE == 1 {
+            observations.push(Observation::Memory(self.host_memory()));
+        }
+        if second % MEASURE == 1 {
+            let processes = self.process_memory().into_iter();
+            observations.extend(processes.map(Observation::ProcessMemory));
+        }
+        let Self { sites, books, out, .. } = self;
+        observations.extend(books.lost.take().map(Observation::Loss));
         for site in sites.iter_mut().filter(|site| site.changed) {
             site.changed = false;
             out.push(Record::Account { time_ns: now_ns, account: site.account });
@@ -116,35 +118,8 @@ impl World {
                 out.push(Record::Totals { time_ns: now_ns, key, totals: *totals });
             }
         }
-        let mut observe = |observation| out.push(Record::Observation { now_ns, observation });
-        if second % OBSERVE == 1 {
-            let grown = kernel + random.whole(0, 1 << 20);
-            observe(Observation::Memory(HostMemory {
-                total_bytes: HOST_BYTES,
-                available_bytes: HOST_BYTES / 2 - kernel.min(HOST_BYTES / 2),
-                slab_bytes: SLAB_BYTES + grown,
-                unreclaimable_bytes: SLAB_BYTES / 2 + grown,
-                ..HostMemory::default()
-            }));
-        }
-        if second % OBSERVE == 1 {
-            for entry in processes.iter().filter(|entry| !entry.ended()) {
-                let runs = |tgid: u32| {
-                    processes.iter().any(|parent| parent.key.tgid == tgid && !parent.ended())
-                };
-                let tgid = Some(entry.parent_tgid).filter(|tgid| runs(*tgid)).unwrap_or(1);
-                observe(Observation::ProcessMemory(ProcessMemory {
-                    serial: entry.serial,
-                    parent: Some(Parent { tgid, comm: "service".to_owned() }),
-                    anonymous_bytes: ANONYMOUS_BYTES,
-                    threads: 1,
-                    ..ProcessMemory::default()
-                }));
-            }
-        }
-        if let Some(counters) = books.lost.take() {
-            observe(Observation::Loss(counters));
-        }
+        let observe = |observation| Record::Observation { now_ns, observation };
+        out.extend(observations.into_iter().map(observe));
         out.push(Record::Tick { now_ns });
         // The first tick begins a window of the engine, which ends ten ticks later.
         if second % WINDOW == 1 && second > 1 {
