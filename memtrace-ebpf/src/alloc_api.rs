@@ -21,7 +21,7 @@ use aya_ebpf::{
 use memtrace_common::{
     CallLive, CallLiveKey, Counted, DuplicateRecord, FreeReason, FunctionKind, FunctionSpec,
     LossCause, PointerClass, PointerRule, RecordKind, SizeRule, Success, cookie_function,
-    tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH, PENDING_INNER},
+    tunables::{IMPLAUSIBLE_BYTES, INFLIGHT_DEPTH},
 };
 
 use crate::{
@@ -30,9 +30,9 @@ use crate::{
     context,
     emit::emit,
     geometry,
-    inflight::{Frame, Inflight, Pending},
+    inflight::{Frame, Inflight},
     latency::took,
-    live::{now, remove_call},
+    live::{copy_call, now, remove_call},
     loss::lost,
     mapped,
     maps::FUNCTIONS,
@@ -72,10 +72,10 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         lost(LossCause::InflightFull, 0);
         return None;
     }
-    let caller = Caller::new(ctx.as_ptr(), books.space, books.serial, 0);
     let stack_pointer = arch::stack_pointer(regs);
     // SAFETY: the helper checks the address.
     let return_address = unsafe { bpf_probe_read_user(stack_pointer as *const u64) }.unwrap_or(0);
+    let caller = Caller::new(ctx.as_ptr(), books.space, books.serial, return_address);
     let entered = Entered { stack_pointer, return_address, address, cookie };
     if let Some(twice) = drop_dead(&caller, task, inflight, &entered) {
         duplicate(twice.first, twice.second);
@@ -106,9 +106,7 @@ fn enter(ctx: &ProbeContext) -> Option<()> {
         if spec.size_rule >= SizeRule::PitchedExtent as u8 {
             measure(regs, frame, spec.size_rule);
         }
-        (*frame).turn = 0;
-        (*frame).settled_from = 0;
-        (*frame).pending = [Pending::NONE; PENDING_INNER];
+        Frame::clear_pending(frame);
         if spec.kind == FunctionKind::Free as u8 {
             if (*frame).pointer == 0 {
                 return None;
@@ -339,7 +337,15 @@ unsafe fn finish_allocation(
         let key = CallLiveKey { space: caller.space, class: u32::from(spec.class), pointer };
         // What an inner call gave under this very pointer becomes this allocation.
         let function = cookie_function((*frame).cookie);
-        let mut entry = CallLive { bytes, time_ns: returned.now_ns, function, ..CallLive::NONE };
+        // In full: what is taken over from another is copied by the byte.
+        let mut entry = CallLive {
+            bytes,
+            id: 0,
+            time_ns: returned.now_ns,
+            function,
+            context: 0,
+            state: 0,
+        };
         context::place(inflight, frame, spec.device_rule, &mut entry);
         if spec.counted == Counted::Given as u8 {
             entry.id = if spec.uncounted == 0 { next_id() } else { 0 };
@@ -358,7 +364,7 @@ unsafe fn finish_allocation(
                 entry.id = (*live).id;
                 if outer.is_null() {
                     // It is in the live map, and gets its name and its size.
-                    *live = entry;
+                    copy_call(&raw const entry, live);
                     settled(caller, &key, &mut entry);
                     (*live).state = entry.state;
                     return;
@@ -446,7 +452,8 @@ unsafe fn finish_free(
             return;
         }
         let key = free_key(caller.space, frame, spec);
-        let taken = (*frame).taken;
+        let mut taken = CallLive::NONE;
+        copy_call(&raw const (*frame).taken, &raw mut taken);
         if !succeeded {
             if spec.uncounted == 0 {
                 call_books::count(caller.space, function, |row| &raw mut (*row).failed_frees);

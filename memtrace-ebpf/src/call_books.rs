@@ -123,11 +123,10 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
     // SAFETY: `row` is a checked map value.
     unsafe {
         add_one(&raw mut (*row).seen, entry.bytes);
-        let mut old = CallLive::NONE;
-        match insert_call(key, entry, &mut old) {
+        match insert_call(key, entry) {
             Inserted::New => {}
             // If it waited for an outer call, where it was made is not known any more.
-            Inserted::Replaced => {
+            Inserted::Replaced(old) => {
                 left(&caller.known(0, Caller::NOTHING), key, &old, FreeReason::FreedUnseen);
             }
             Inserted::Full => {
@@ -146,8 +145,7 @@ pub fn allocated(caller: &Caller, key: &CallLiveKey, entry: &mut CallLive) {
 /// Enters what is in no counter. If there is no room, nothing is known to be bound to it.
 #[inline(always)]
 pub fn allocated_uncounted(key: &CallLiveKey, entry: &CallLive) {
-    let mut old = CallLive::NONE;
-    if let Inserted::Replaced = insert_call(key, entry, &mut old) {
+    if let Inserted::Replaced(old) = insert_call(key, entry) {
         gone(key, &old, FreeReason::FreedUnseen);
     }
 }

@@ -71,11 +71,6 @@ pub struct Pending {
     pub class: u32,
 }
 
-impl Pending {
-    /// None.
-    pub const NONE: Self = Self { pointer: 0, bytes: 0, id: 0, caller: 0, function: 0, class: 0 };
-}
-
 impl Frame {
     /// A call that frees.
     pub const FREE: u32 = 1;
@@ -87,6 +82,23 @@ impl Frame {
     pub const COUNTED: u32 = 8;
     /// A reset of a device.
     pub const RESET: u32 = 16;
+
+    /// Has no inner allocation wait. Word by word, as [`copy_call`](crate::live::copy_call).
+    #[inline(always)]
+    pub unsafe fn clear_pending(this: *mut Self) {
+        // SAFETY: the caller passes checked storage.
+        unsafe {
+            (&raw mut (*this).turn).write_volatile(0);
+            (&raw mut (*this).settled_from).write_volatile(0);
+            let mut index = 0;
+            while index < PENDING_INNER {
+                let place = (&raw mut (*this).pending).cast::<Pending>().add(index);
+                (&raw mut (*place).pointer).write_volatile(0);
+                (&raw mut (*place).id).write_volatile(0);
+                index += 1;
+            }
+        }
+    }
 }
 
 /// The stack of a thread.

@@ -167,10 +167,9 @@ fn allocated(context: *mut c_void, allocation: &Allocation) {
         add_one(&raw mut (*account).seen, bytes);
         let time_ns = now();
         let entry = KernelLive { bytes: bytes as u32, slot, time_ns };
-        let mut old = KernelLive { bytes: 0, slot: 0, time_ns: 0 };
-        match insert_kernel(allocation.pointer, &entry, &mut old) {
+        match insert_kernel(allocation.pointer, &entry) {
             Inserted::New => {}
-            Inserted::Replaced => freed_unseen(&old),
+            Inserted::Replaced(old) => freed_unseen(&old),
             Inserted::Full => {
                 add_one(&raw mut (*account).dropped, bytes);
                 return;

@@ -25,11 +25,11 @@ pub struct KernelLive {
 }
 
 /// What became of an insert.
-pub enum Inserted {
+pub enum Inserted<T> {
     /// Entered.
     New,
-    /// Entered in the place of an entry that must have been freed unseen.
-    Replaced,
+    /// Entered in the place of this entry, which must have been freed unseen.
+    Replaced(T),
     /// No room.
     Full,
 }
@@ -41,10 +41,22 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Enters a kernel allocation; what it replaces is copied to `old`. That there was no room
-/// is counted.
+/// Copies an entry word by word: for more than a word the compiler calls functions that go by the
+/// byte, which each call of each library function would pay for.
 #[inline(always)]
-pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> Inserted {
+pub unsafe fn copy_call(from: *const CallLive, to: *mut CallLive) {
+    const WORDS: usize = size_of::<CallLive>() / size_of::<u64>();
+    let mut at = 0;
+    while at < WORDS {
+        // SAFETY: the caller passes entries, which are whole words.
+        unsafe { to.cast::<u64>().add(at).write_volatile(from.cast::<u64>().add(at).read()) };
+        at += 1;
+    }
+}
+
+/// Enters a kernel allocation. That there was no room is counted.
+#[inline(always)]
+pub fn insert_kernel(pointer: u64, entry: &KernelLive) -> Inserted<KernelLive> {
     let Some(control) = control() else { return full(u64::from(entry.bytes)) };
     // SAFETY: a checked map value.
     let room = below(unsafe { &raw const (*control).kernel_live }, globals::kernel_live_limit());
@@ -56,10 +68,10 @@ pub fn insert_kernel(pointer: u64, entry: &KernelLive, old: &mut KernelLive) -> 
         // SAFETY: a checked map value. The allocator has just given this address to us, so
         // nobody else allocates or frees it now.
         unsafe {
-            *old = *found;
+            let old = *found;
             *found = *entry;
+            return Inserted::Replaced(old);
         }
-        return Inserted::Replaced;
     }
     full(u64::from(entry.bytes))
 }
@@ -92,10 +104,10 @@ fn count_kernel(change: u64) {
     }
 }
 
-/// Enters a library function's allocation; what it replaces is copied to `old`. That there
-/// was no room is for the caller to count: of a call inside a call it counts once.
+/// Enters a library function's allocation. That there was no room is for the caller to count: of
+/// a call inside a call it counts once.
 #[inline(always)]
-pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> Inserted {
+pub fn insert_call(key: &CallLiveKey, entry: &CallLive) -> Inserted<CallLive> {
     let Some(control) = control() else { return Inserted::Full };
     // SAFETY: a checked map value.
     let count = unsafe { &raw mut (*control).call_live };
@@ -108,10 +120,10 @@ pub fn insert_call(key: &CallLiveKey, entry: &CallLive, old: &mut CallLive) -> I
     if let Some(found) = CALL_LIVE.get_ptr_mut(key) {
         // SAFETY: a checked map value. The library has just given this address to us.
         unsafe {
-            *old = *found;
+            let old = *found;
             *found = *entry;
+            return Inserted::Replaced(old);
         }
-        return Inserted::Replaced;
     }
     Inserted::Full
 }
@@ -165,7 +177,7 @@ fn not_removed<T>(error: i32, bytes: u64) -> Option<T> {
 }
 
 #[inline(always)]
-fn full(bytes: u64) -> Inserted {
+fn full<T>(bytes: u64) -> Inserted<T> {
     lost(LossCause::LiveMapFull, bytes);
     Inserted::Full
 }

@@ -39,11 +39,10 @@ pub fn map(space: u32, frame: *mut Frame) {
     let key = CallLiveKey { space, class: PointerClass::Mapping as u32, pointer: at };
     let function = cookie_function(cookie);
     let entry = CallLive { bytes, time_ns: handle, function, ..CallLive::NONE };
-    let mut old = CallLive::NONE;
-    match insert_call(&key, &entry, &mut old) {
+    match insert_call(&key, &entry) {
         Inserted::New => {}
         // Nobody saw it go.
-        Inserted::Replaced => drop_reference(space, old.time_ns),
+        Inserted::Replaced(old) => drop_reference(space, old.time_ns),
         Inserted::Full => {
             drop_reference(space, handle);
             lost(LossCause::LiveMapFull, 0);

@@ -186,12 +186,11 @@ pub fn wait_for(caller: &Caller, outer: *mut Frame, key: &CallLiveKey, entry: &C
             let above = (*outer).return_address;
             settle(caller, place, above);
         }
-        let mut old = CallLive::NONE;
         let mut pending = *entry;
         pending.state |= CallLive::PENDING;
-        let entered = match insert_call(key, &pending, &mut old) {
+        let entered = match insert_call(key, &pending) {
             Inserted::New => true,
-            Inserted::Replaced => {
+            Inserted::Replaced(old) => {
                 // With the same id it has waited for a call in between, which gave it on.
                 if old.id != entry.id {
                     left(caller, key, &old, FreeReason::FreedUnseen);
