@@ -31,7 +31,9 @@ impl Digest {
             Observation::ProcessMemory(now) => {
                 let new = || [now.clone(), now.clone()];
                 let [_, last] = self.processes.entry(now.serial).or_insert_with(new);
-                last.clone_from(now);
+                // Pages of files that were evicted are still mapped.
+                let file_bytes = last.file_bytes.max(now.file_bytes);
+                *last = ProcessMemory { file_bytes, ..now.clone() };
             }
             Observation::Memory(now) => {
                 let [_, last] = self.host.get_or_insert([*now; 2]);

@@ -20,6 +20,8 @@ pub(super) struct Measured {
     pub(super) peak_explained: u64,
     pub(super) unexplained: Rise,
     pub(super) address: Rise,
+    /// Pages of its files that the kernel took from it meanwhile, bytes.
+    evicted: u64,
     /// Since when the process has held more than its live allocations explain.
     pub(super) fragmented_ns: Option<u64>,
     /// The parent when it was first measured, and when it was first not the parent any more.
@@ -65,6 +67,7 @@ impl Measured {
             peak_explained: 0,
             unexplained: Rise::default(),
             address: Rise::default(),
+            evicted: 0,
             fragmented_ns: None,
             parent: now.memory.parent.clone(),
             left_ns: None,
@@ -88,6 +91,10 @@ impl Measured {
         if before.booked.parent.as_ref().is_some_and(|parent| parent.ended_ns.is_some()) {
             now.booked.parent = before.booked.parent;
         }
+        self.evicted = self
+            .evicted
+            .saturating_add(evicted(&before.memory, &now.memory))
+            .saturating_sub(evicted(&now.memory, &before.memory));
         if now.booked.calls != before.booked.calls {
             self.called_ns = now.ns;
         }
@@ -117,8 +124,14 @@ impl Measured {
     pub(super) fn levels(&mut self, config: &VerdictConfig) {
         let Moment { ns, memory, .. } = &self.now;
         let unexplained = memory.private_bytes().saturating_sub(self.explained());
+        let unused = self.unused();
         self.unexplained.observe(config, *ns, unexplained, config.min_bytes);
-        self.address.observe(config, *ns, unused(memory), ADDRESS_BYTES);
+        self.address.observe(config, *ns, unused, ADDRESS_BYTES);
+    }
+
+    /// Address space that is neither memory nor that of evicted pages.
+    pub(super) fn unused(&self) -> u64 {
+        unused(&self.now.memory).saturating_sub(self.evicted)
     }
 
     /// Growth of anonymous memory, swapped out or not, since it was first measured.
@@ -202,4 +215,14 @@ pub(super) fn resident(memory: &ProcessMemory) -> u64 {
 /// Address space that is not memory.
 pub(super) fn unused(memory: &ProcessMemory) -> u64 {
     memory.virtual_bytes.saturating_sub(resident(memory))
+}
+
+/// Pages of files that are gone while their address space is not, from one measurement to
+/// another, bytes.
+fn evicted(from: &ProcessMemory, to: &ProcessMemory) -> u64 {
+    let gone = |of: fn(&ProcessMemory) -> u64| of(from).saturating_sub(of(to));
+    // Address space that went with other memory was not theirs.
+    let other = gone(|memory| memory.private_bytes().saturating_add(memory.shared_bytes));
+    let unmapped = gone(|memory| memory.virtual_bytes).saturating_sub(other);
+    gone(|memory| memory.file_bytes).saturating_sub(unmapped)
 }

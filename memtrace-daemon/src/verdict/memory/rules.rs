@@ -147,7 +147,7 @@ impl Measured {
         if !self.address.grows() {
             return None;
         }
-        let grown = unused(&now.memory).saturating_sub(unused(&first.memory));
+        let grown = self.unused().saturating_sub(unused(&first.memory));
         let resident = resident(&now.memory).saturating_sub(resident(&first.memory));
         if resident > grown / 4 {
             return None;

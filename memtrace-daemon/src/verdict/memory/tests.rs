@@ -247,8 +247,41 @@ fn a14_mapped_files_are_nobodys_use() {
 }
 
 #[test]
-fn a39_threads_that_are_never_joined_are_named() {
-    let mut world = World::new();
+fn a14_pages_of_files_that_are_evicted_are_no_unused_address_space() {
+    let read = |world: &mut World| {
+        world.windows(30, |world| {
+            world.memory.file_bytes += 100 * MIB;
+            world.memory.virtual_bytes += 100 * MIB;
+        });
+    };
+    for mut world in [World::new(), World::traced()] {
+        read(&mut world);
+        // Evicted, read again and evicted again, while other memory comes and goes.
+        for _ in 0..2 {
+            world.windows(30, |world| {
+                world.memory.file_bytes -= 50 * MIB;
+                world.memory.anonymous_bytes ^= 4 * MIB;
+            });
+            assert!(world.said().is_empty(), "{:?}", world.said());
+            world.windows(20, |world| world.memory.file_bytes += 75 * MIB);
+        }
+        assert!(world.said().is_empty(), "{:?}", world.said());
+    }
+    // That hides no threads, nor does what is not mapped any more.
+    let mut there = World::new();
+    there.memory.file_bytes += 8 * GIB;
+    there.memory.virtual_bytes += 8 * GIB;
+    there.windows(30, |world| world.memory.file_bytes -= 50 * MIB);
+    start_threads(&mut there);
+    let mut unmapped = World::new();
+    read(&mut unmapped);
+    unmapped.memory.file_bytes -= 6_000 * MIB;
+    unmapped.memory.virtual_bytes -= 6_000 * MIB;
+    start_threads(&mut unmapped);
+}
+
+/// Threads come that are never joined, and are named.
+fn start_threads(world: &mut World) {
     world.windows(20, |world| {
         world.memory.threads += 10;
         world.memory.virtual_bytes += 80 * MIB;
@@ -256,6 +289,11 @@ fn a39_threads_that_are_never_joined_are_named() {
     });
     let words = world.one(Verdict::Growing, "mmap");
     assert!(words.contains("thread stacks: ") && words.contains("more threads"), "{words}");
+}
+
+#[test]
+fn a39_threads_that_are_never_joined_are_named() {
+    start_threads(&mut World::new());
     // Threads that ended and were never joined leave their stacks behind.
     let mut ended = World::new();
     ended.windows(20, |world| {

@@ -1,8 +1,8 @@
 //! Rows of part A that rest on what the host observes: no call tells of this memory, so that it
 //! is never called a leak.
 //!
-//! Beside it is traffic that is on the books. What is page-locked explains as much growth as it has
-//! bytes, on purpose: so there is none of it in the same process, nor beside what nobody owns.
+//! Beside it is traffic that is on the books. What is page-locked explains as much growth as has
+//! come of it, on purpose: so none comes in the same process, nor beside what nobody owns.
 
 use memtrace_common::Domain;
 use memtrace_daemon::record::ProcessMemory;
@@ -12,7 +12,7 @@ use crate::expect::{BOUNDED, FRAGMENTATION, GROWING, ORPHANED, PLATEAU, STEADY, 
 use crate::load::{Load, Shape};
 use crate::stage::Stage;
 use crate::workload::{Burst, Grows, Life, Noise, Sizes, Swell, Traffic};
-use crate::world::{Kind, ProcessId};
+use crate::world::{Kind, ProcessId, SiteId};
 
 pub(super) const CASES: [Case; 9] = [
     none("A5", "grows and is swapped out, so that less and less is resident", a5),
@@ -21,7 +21,7 @@ pub(super) const CASES: [Case; 9] = [
     none("A7 rising", "a driver takes more and more pages for nobody", a7_rising),
     none("A11", "little is live and much is resident, of malloc's segment or of mappings", a11),
     none("A13", "huge pages come where nothing was allocated", a13),
-    none("A14", "weights are read through mapped files", a14),
+    none("A14", "weights are read through mapped files, and evicted again", a14),
     none("A28", "shared memory that is not unlinked, and its maker ends", a28),
     none("A39", "threads that never end, or end and are never joined", a39),
 ];
@@ -145,13 +145,7 @@ fn a7(stage: &mut Stage) {
     let (owner, _) = process(stage);
     let (other, _) = process(stage);
     stage.world.ownerless.keeps_pinned = true;
-    let site = stage.site(owner, Kind::PINNED);
-    let count = stage.random().whole(4, 40);
-    let bytes = stage.random().log_between(400e6, 16e9);
-    let sizes = Sizes::Fixed((bytes / count as f64) as u64);
-    let (first, over) = (stage.random().whole(10, 120), stage.random().between(1.0, 30.0));
-    let burst = Burst::new(site, (1.0, 1.0), count, sizes, Life::Ever);
-    stage.play(Burst { first, bursts: 1, over, ..burst });
+    let site = pins(stage, owner, (10, 120), 30.0);
     let end = stage.random().whole(300, seconds - 600);
     stage.end_at(end, owner);
     noise(stage, None, 8e6);
@@ -160,6 +154,24 @@ fn a7(stage: &mut Stage) {
     stage.label(site, STEADY);
     silent(stage, owner);
     silent(stage, other);
+    // What was there at first explains nothing that comes.
+    if stage.random().chance(0.5) {
+        let site = pins(stage, other, (0, 1), 1.0);
+        stage.label(site, STEADY);
+    }
+}
+
+/// Page-locked memory that a process takes once and keeps: between which seconds it begins, and
+/// over how many at most.
+fn pins(stage: &mut Stage, process: ProcessId, (from, to): (u64, u64), most: f64) -> SiteId {
+    let site = stage.site(process, Kind::PINNED);
+    let count = stage.random().whole(4, 40);
+    let bytes = stage.random().log_between(400e6, 16e9);
+    let sizes = Sizes::Fixed((bytes / count as f64) as u64);
+    let (first, over) = (stage.random().whole(from, to), stage.random().between(1.0, most));
+    let burst = Burst::new(site, (1.0, 1.0), count, sizes, Life::Ever);
+    stage.play(Burst { first, bursts: 1, over, ..burst });
+    site
 }
 
 fn a7_pool(stage: &mut Stage) {
@@ -263,10 +275,19 @@ fn a14(stage: &mut Stage) {
     silent(stage, service);
     stage.label_of(Target::Host, STEADY);
     neighbour(stage);
+    // The kernel may take their pages again, little by little: they stay mapped.
+    if stage.random().chance(0.5) {
+        let evicted = bytes * stage.random().between(0.3, 1.0);
+        comes(stage, evicted, step as u64, (until + 10, seconds), Grows::Process(service, evict));
+    }
 }
 
 fn read(memory: &mut ProcessMemory, _: u64, bytes: u64) {
     memory.file_bytes += bytes;
+}
+
+fn evict(memory: &mut ProcessMemory, _: u64, bytes: u64) {
+    memory.file_bytes = memory.file_bytes.saturating_sub(bytes);
 }
 
 fn map_and_read(memory: &mut ProcessMemory, count: u64, bytes: u64) {
