@@ -338,14 +338,8 @@ unsafe fn finish_allocation(
         // What an inner call gave under this very pointer becomes this allocation.
         let function = cookie_function((*frame).cookie);
         // In full: what is taken over from another is copied by the byte.
-        let mut entry = CallLive {
-            bytes,
-            id: 0,
-            time_ns: returned.now_ns,
-            function,
-            context: 0,
-            state: 0,
-        };
+        let mut entry =
+            CallLive { bytes, id: 0, time_ns: returned.now_ns, function, context: 0, state: 0 };
         context::place(inflight, frame, spec.device_rule, &mut entry);
         if spec.counted == Counted::Given as u8 {
             entry.id = if spec.uncounted == 0 { next_id() } else { 0 };

@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::core::{Core, Setting};
 use super::finding;
+use super::row::Hushed;
 use crate::ledger::{FoldedKey, text};
 use crate::snapshot::{Evidence, Finding, Process, Verdict};
 use crate::verdict::Judgement;
@@ -18,7 +19,7 @@ const EXPLAINED: f64 = 0.5;
 fn is_news(core: &Core, domain: Domain, judgement: &Judgement) -> bool {
     let Judgement { verdict, confidence, .. } = judgement;
     matches!(verdict, Verdict::Leak | Verdict::Growing)
-        && core.config.verdict.reports(domain, *verdict, *confidence, None)
+        && core.config.verdict.reports(domain, *verdict, *confidence)
 }
 
 /// Growth of the floor a second: bytes, or objects where these have none.
@@ -33,14 +34,20 @@ pub(super) fn growth(judgement: &Judgement) -> f64 {
     slope(&judgement.evidence).unwrap_or(0.0)
 }
 
+/// Growth of one domain at the level below: what findings say of it, and what is hushed, a second.
+pub(super) struct Below<'a> {
+    pub(super) findings: &'a [Finding],
+    pub(super) hushed: f64,
+}
+
 /// A finding about all sites of a process in a domain, if it says more than those of its sites do,
-/// and than those that nobody wants to hear of, which grow by `hushed` a second.
+/// and than those that nobody wants to hear of.
 pub(super) fn of_process(
     core: &Core,
     setting: &Setting,
     (process, serial): (&Process, u32),
     domain: Domain,
-    (sites, hushed): (&[Finding], f64),
+    below: &Below<'_>,
     now_ns: u64,
 ) -> Option<Finding> {
     let mut judgement = core.verdicts.judge_process(serial, domain, now_ns)?;
@@ -54,10 +61,12 @@ pub(super) fn of_process(
     let own = |finding: &&Finding| finding.level == "site" && finding.domain == domain.name();
     let slope = |finding: &Finding| slope(&finding.evidence);
     let explained: f64 =
-        sites.iter().filter(own).filter_map(slope).map(|slope| slope.max(0.0)).sum();
-    if explained + hushed >= growth * EXPLAINED {
+        below.findings.iter().filter(own).filter_map(slope).map(|slope| slope.max(0.0)).sum();
+    if explained + below.hushed >= growth * EXPLAINED {
         return None;
     }
+    let since_ns = setting.anchor.monotonic_of_boot(process.start_ns);
+    judgement.evidence.process_age_seconds = Some(now_ns.saturating_sub(since_ns) as f32 / 1e9);
     let many = process.sites.iter().filter(|site| site.domain == domain.name()).count();
     judgement.decided_by.push(format!("the sum over {many} sites, none of which explains it"));
     Some(Finding {
@@ -72,8 +81,13 @@ pub(super) fn of_process(
     })
 }
 
-/// Findings about services.
-pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Finding> {
+/// Findings about services, if they say more than those that nobody wants to hear of.
+pub(super) fn of_services(
+    core: &Core,
+    setting: &Setting,
+    hushed: &FxHashMap<FoldedKey, Hushed>,
+    now_ns: u64,
+) -> Vec<Finding> {
     let mut services: Vec<(FoldedKey, Domain)> = core.verdicts.services().collect();
     services.sort_unstable();
     let pids = pids_by_service(core);
@@ -84,7 +98,10 @@ pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Fi
             let members = core.ledger.processes().filter(|one| one.service() == service);
             core.pools.temper_service(members.map(|one| one.serial), &mut judgement);
         }
-        if !is_news(core, domain, &judgement) {
+        let growth = growth(&judgement);
+        let known = hushed.get(&service).and_then(|hushed| hushed.get(&domain)).copied();
+        let known = known.is_some_and(|known| known >= growth * EXPLAINED);
+        if known || !is_news(core, domain, &judgement) {
             return None;
         }
         let processes = pids.get(&service).cloned().unwrap_or_default();
@@ -92,7 +109,6 @@ pub(super) fn of_services(core: &Core, setting: &Setting, now_ns: u64) -> Vec<Fi
             0 => format!("{ever} processes of this program so far, none now"),
             _ => format!("{rising} of {members} processes grow now; {ever} so far"),
         });
-        let growth = growth(&judgement);
         let pid = processes.first().copied().unwrap_or(0);
         Some(Finding {
             level: "service",
@@ -117,4 +133,46 @@ fn pids_by_service(core: &Core) -> FxHashMap<FoldedKey, Vec<u32>> {
         pids.sort_unstable();
     }
     pids
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::rules::{cuda_malloc, world};
+    use crate::engine::simulation::{Fate::Arrives, config};
+    use crate::engine::{Core, CoreConfig, simulation::World};
+    use crate::ledger::LedgerConfig;
+    use crate::snapshot::Snapshot;
+    use crate::verdict::VerdictConfig;
+
+    /// Two workers of one service that leak at one site.
+    fn workers(mut world: World) -> Snapshot {
+        let workers = [0, 1].map(|_| world.start(None, false, Arrives));
+        for _ in 0..700 {
+            for worker in workers {
+                world.call(worker, cuda_malloc(), 1, 1 << 20, true, Arrives);
+            }
+            world.tick(1);
+        }
+        world.totals(Arrives);
+        world.snapshot()
+    }
+
+    fn levels(picture: &Snapshot) -> Vec<&str> {
+        picture.findings.iter().map(|finding| finding.level).collect()
+    }
+
+    #[test]
+    fn a_known_site_makes_no_finding_of_its_process_or_its_service_either() {
+        let picture = workers(world());
+        assert!(levels(&picture).contains(&"service"), "{:?}", picture.findings);
+        let known = picture.processes.iter().flat_map(|process| &process.sites);
+        let known_sites = known.filter_map(|site| site.id).collect();
+        let verdict = VerdictConfig { known_sites, ..VerdictConfig::default() };
+        let core = Core::new(CoreConfig { verdict, ..config(LedgerConfig::default()) });
+        let mut world = world();
+        world.core = core;
+        let picture = workers(world);
+        assert_eq!(levels(&picture), [""; 0], "{:?}", picture.findings);
+        assert!(picture.processes[0].sites.iter().any(|site| site.verdict.name() == "leak"));
+    }
 }

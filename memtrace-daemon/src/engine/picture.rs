@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use memtrace_common::{Amount, Domain, ProcessFlags};
+use rustc_hash::FxHashMap;
 
 use super::call_rows::{self, View};
 use super::core::{Core, Setting};
@@ -11,8 +12,8 @@ use super::devices;
 use super::finding;
 use super::kernel_rows;
 use super::latency;
-use super::levels;
-use super::row::Rows;
+use super::levels::{self, Below};
+use super::row::{Hushed, Rows};
 use crate::catalog;
 use crate::ledger::{Folded, FoldedKey, ProcessBooks, Space, of_account, of_totals, text};
 use crate::snapshot::{Baseline, Finding, Measured, OnDevice, Process, Runtime, Snapshot, Terms};
@@ -27,6 +28,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         rows: Rows::default(),
         processes: Vec::new(),
         findings: Vec::new(),
+        hushed: FxHashMap::default(),
     };
     painter.paint_processes();
     let mut domains: BTreeMap<&'static str, Terms> =
@@ -37,7 +39,7 @@ pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
         }
     }
     let mut findings = painter.findings;
-    findings.extend(levels::of_services(core, setting, now_ns));
+    findings.extend(levels::of_services(core, setting, &painter.hushed, now_ns));
     findings.extend(core.measured_findings(now_ns, setting));
     finding::worst_first(&mut findings);
     Snapshot {
@@ -66,6 +68,8 @@ struct Painter<'a> {
     rows: Rows,
     processes: Vec<Process>,
     findings: Vec<Finding>,
+    /// Of each service with a process.
+    hushed: FxHashMap<FoldedKey, Hushed>,
 }
 
 impl Painter<'_> {
@@ -84,7 +88,7 @@ impl Painter<'_> {
             // Whoever was asked about is shown, whether or not anything was seen of it.
             let flags = process.entry.map_or(0, |entry| entry.flags);
             let asked_for = flags & ProcessFlags::TRACED != 0 && process.facts.before_attach;
-            self.finish(painted, Some(process.serial), asked_for);
+            self.finish(painted, Some(process), asked_for);
         }
         let mut folded: Vec<(&FoldedKey, &Folded)> = ledger.folded().collect();
         folded.sort_unstable_by_key(|(key, _)| **key);
@@ -189,7 +193,7 @@ impl Painter<'_> {
     }
 
     /// Puts a process into the picture if it has books, or anyway.
-    fn finish(&mut self, mut painted: Process, serial: Option<u32>, anyway: bool) {
+    fn finish(&mut self, mut painted: Process, books: Option<&ProcessBooks>, anyway: bool) {
         let Self { core, setting, now_ns, .. } = self;
         let first = self.findings.len();
         painted.device = devices::of_process(&core.host, &painted);
@@ -197,17 +201,25 @@ impl Painter<'_> {
         let age = now_ns.saturating_sub(since_ns) as f32 / 1e9;
         self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
         let config = &core.config.verdict;
-        let hushed = |domain: &Domain| (*domain, self.rows.hushed(config, *domain));
-        let hushed: Vec<_> = core.config.domains.iter().map(hushed).collect();
+        let hushed = self.rows.hushed(config);
         for (site, judgement) in self.rows.give_to(&mut painted, config) {
             self.findings.push(finding::of_site(&core.host, setting, &painted, site, judgement));
         }
-        if let Some(serial) = serial {
-            for (domain, hushed) in hushed {
-                let said = (self.findings.get(first..).unwrap_or_default(), hushed);
-                let subject = (&painted, serial);
-                let found = levels::of_process(core, setting, subject, domain, said, *now_ns);
+        if let Some(books) = books {
+            for domain in &core.config.domains {
+                let below = Below {
+                    findings: self.findings.get(first..).unwrap_or_default(),
+                    hushed: hushed.get(domain).copied().unwrap_or(0.0),
+                };
+                let subject = (&painted, books.serial);
+                let found = levels::of_process(core, setting, subject, *domain, &below, *now_ns);
                 self.findings.extend(found);
+            }
+            if !hushed.is_empty() {
+                let service = self.hushed.entry(books.service()).or_default();
+                for (domain, growth) in hushed {
+                    *service.entry(domain).or_default() += growth;
+                }
             }
         }
         if anyway

@@ -2,6 +2,7 @@
 //! accounts, call sites or address spaces it was put together from.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use memtrace_common::{Amount, Domain, FunctionId};
 use rustc_hash::FxHashMap;
@@ -63,6 +64,10 @@ pub(super) struct Row {
     judged: (u64, u64),
 }
 
+/// Growth a second of what nobody wants to hear of, by domain: sites that somebody knows of, and
+/// what tracing itself costs.
+pub(super) type Hushed = BTreeMap<Domain, f64>;
+
 /// The rows of one process.
 #[derive(Default)]
 pub(super) struct Rows {
@@ -91,15 +96,15 @@ impl Rows {
         }
     }
 
-    /// Growth a second of rows of a domain that are no news although they grow: sites that somebody
-    /// knows of, and what tracing itself costs.
-    pub(super) fn hushed(&self, config: &VerdictConfig, domain: Domain) -> f64 {
-        let hushed = |row: &&Row| {
-            let known = row.site.id.is_some_and(|id| config.known_sites.contains(&id));
-            row.domain == domain && (known || row.site.note == Some(OWN_PROBES))
-        };
-        let judgements = self.rows.iter().filter(hushed).filter_map(|row| row.judgement.as_ref());
-        judgements.map(|judgement| levels::growth(judgement).max(0.0)).sum()
+    /// Growth of rows that are no news although they grow.
+    pub(super) fn hushed(&self, config: &VerdictConfig) -> Hushed {
+        let mut hushed = Hushed::default();
+        for row in self.rows.iter().filter(|row| row.is_hushed(config)) {
+            if let Some(judgement) = &row.judgement {
+                *hushed.entry(row.domain).or_default() += levels::growth(judgement).max(0.0);
+            }
+        }
+        hushed
     }
 
     /// Empties the rows into a process, largest first, and says which of them are news.
@@ -173,8 +178,14 @@ impl Row {
 
     fn is_news(&self, config: &VerdictConfig) -> bool {
         let Site { verdict, confidence, .. } = self.site;
-        let own = self.site.note == Some(OWN_PROBES);
-        self.current && !own && config.reports(self.domain, verdict, confidence, self.site.id)
+        let reported = config.reports(self.domain, verdict, confidence);
+        self.current && reported && !self.is_hushed(config)
+    }
+
+    /// Whether it is a site that somebody knows of, or what tracing itself costs.
+    fn is_hushed(&self, config: &VerdictConfig) -> bool {
+        let known = |id: u64| config.known_sites.contains(&id);
+        self.site.id.is_some_and(known) || self.site.note == Some(OWN_PROBES)
     }
 
     /// Adds another part of the same site. The part that holds most has the verdict.

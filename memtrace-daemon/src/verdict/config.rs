@@ -130,19 +130,10 @@ impl VerdictConfig {
         self.of(domain).confidence_to_report.unwrap_or(self.confidence_to_report)
     }
 
-    /// Whether what is said about growth is a finding: it is not where it is known or not sure
-    /// enough. Which verdicts are news at all is not decided here.
+    /// Whether what is said about growth is sure enough for a finding. Which verdicts are news at
+    /// all is not decided here.
     #[must_use]
-    pub fn reports(
-        &self,
-        domain: Domain,
-        verdict: Verdict,
-        confidence: Option<f64>,
-        site: Option<u64>,
-    ) -> bool {
-        if site.is_some_and(|site| self.known_sites.contains(&site)) {
-            return false;
-        }
+    pub fn reports(&self, domain: Domain, verdict: Verdict, confidence: Option<f64>) -> bool {
         // The others are no guess about growth: they say what was seen, or that too little was.
         let guess = matches!(verdict, Verdict::Leak | Verdict::Growing);
         !guess || confidence.is_none_or(|sure| sure >= self.confidence_to_report_of(domain))
@@ -244,27 +235,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_or_unsure_is_no_finding() {
-        let config = read(
-            "confidence_to_report = 0.5\nknown_sites = ['0000000000000abc']\n\
-             domain.cuda = { confidence_to_report = 0.9 }",
-        );
-        for (domain, verdict, confidence, site, expected) in [
-            (Domain::Kernel, Verdict::Leak, Some(0.5), None, true),
-            (Domain::Kernel, Verdict::Growing, Some(0.49), Some(1), false),
-            (Domain::Cuda, Verdict::Leak, Some(0.89), Some(1), false),
-            (Domain::Cuda, Verdict::Leak, Some(0.9), Some(1), true),
-            (Domain::Cuda, Verdict::Leak, Some(0.9), Some(0xabc), false),
-            (Domain::Cuda, Verdict::Orphaned, Some(0.1), None, true),
-            (Domain::Cuda, Verdict::Unreliable, None, Some(1), true),
-            (Domain::Cuda, Verdict::Unreliable, None, Some(0xabc), false),
-            (Domain::Cuda, Verdict::Growing, None, None, true),
+    fn what_is_unsure_is_no_finding() {
+        let config =
+            read("confidence_to_report = 0.5\ndomain.cuda = { confidence_to_report = 0.9 }");
+        for (domain, verdict, confidence, expected) in [
+            (Domain::Kernel, Verdict::Leak, Some(0.5), true),
+            (Domain::Kernel, Verdict::Growing, Some(0.49), false),
+            (Domain::Cuda, Verdict::Leak, Some(0.89), false),
+            (Domain::Cuda, Verdict::Leak, Some(0.9), true),
+            (Domain::Cuda, Verdict::Orphaned, Some(0.1), true),
+            (Domain::Cuda, Verdict::Unreliable, None, true),
+            (Domain::Cuda, Verdict::Growing, None, true),
         ] {
-            let said = config.reports(domain, verdict, confidence, site);
-            assert_eq!(said, expected, "{domain:?} {verdict:?} {confidence:?} {site:x?}");
+            let said = config.reports(domain, verdict, confidence);
+            assert_eq!(said, expected, "{domain:?} {verdict:?} {confidence:?}");
         }
         let default = VerdictConfig::default();
-        assert!(default.reports(Domain::Cuda, Verdict::Growing, Some(0.0), Some(0xabc)));
+        assert!(default.reports(Domain::Cuda, Verdict::Growing, Some(0.0)));
     }
 
     #[test]

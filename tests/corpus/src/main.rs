@@ -3,7 +3,6 @@
 
 mod table;
 
-
 use anyhow::bail;
 use clap::Parser;
 use memtrace_corpus::cases::{self, Case};
