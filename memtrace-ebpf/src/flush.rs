@@ -10,8 +10,8 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use memtrace_common::{
-    Account, AccountRecord, CallLive, CallLiveKey, FreeReason, ProcessEntry, RecordKind, Totals,
-    TotalsKey, TotalsRecord,
+    Account, AccountRecord, CallLive, CallLiveKey, FreeReason, PointerClass, ProcessEntry,
+    RecordKind, Totals, TotalsKey, TotalsRecord,
 };
 
 use crate::{
@@ -247,7 +247,7 @@ unsafe extern "C" fn clear_space(
 
 /// Books that nobody sees any more what becomes of the memory of the address space in argument 0
 /// whose pointers are of the class in argument 1: the probes that would tell are taken away while
-/// it runs.
+/// it runs. Physical memory goes with its mappings. What waits for an outer call is left to that.
 #[raw_tracepoint]
 pub fn mt_forget(ctx: RawTracePointContext) -> i32 {
     let arguments = ctx.as_ptr().cast::<u64>();
@@ -260,15 +260,18 @@ pub fn mt_forget(ctx: RawTracePointContext) -> i32 {
 unsafe extern "C" fn forget_call(
     _map: *mut c_void,
     key: *const c_void,
-    _value: *mut c_void,
+    value: *mut c_void,
     argument: *mut c_void,
 ) -> c_long {
-    // SAFETY: the kernel passes a key of the map and the argument of `mt_forget`.
+    // SAFETY: the kernel passes a key and a value of the map, and the argument of `mt_forget`.
     unsafe {
         let key = *key.cast::<CallLiveKey>();
         let [space, class] = *argument.cast::<[u64; 2]>();
+        let mapping =
+            class == PointerClass::Physical as u64 && key.class == PointerClass::Mapping as u32;
         if u64::from(key.space) == space
-            && u64::from(key.class) == class
+            && (u64::from(key.class) == class || mapping)
+            && (*value.cast::<CallLive>()).state & CallLive::PENDING == 0
             && let Some(entry) = remove_call(&key)
         {
             gone(&key, &entry, FreeReason::FreedUnseen);

@@ -1,6 +1,6 @@
 //! Sizes by geometry and format: extents that are passed in memory, arrays and mipmapped arrays.
 //!
-//! Layouts and values are those of CUDA's `driver_types.h` and `cuda.h`; HIP's extent is the same.
+//! Layouts and values are those of CUDA's `driver_types.h` and `cuda.h`; HIP's are the same.
 //! Nothing is counted here: a size that cannot be known is for the caller to count.
 
 use aya_ebpf::helpers::bpf_probe_read_user;

@@ -138,6 +138,9 @@ fn probes_that_fire_too_often_are_away_for_a_while() -> Result<()> {
     let options = Options { configuration: Some(sections), ..Options::default() };
     let daemon = Daemon::start_with(&options.knowing(&own))?;
     assert_eq!(daemon.dump()?.lost("rate_ceiling")?, 0);
+    // Who calls rarely keeps its books, although its files are the same.
+    let mut quiet = Running::start_talking(Command::new(&program).args(["kinds", "--hold"]))?;
+    let truly = Truth::parse(quiet.read_json()?)?.domain("cuda");
     // A call a millisecond.
     let mut busy = Command::new(&program);
     let busy = Running::start(busy.args(["slow-leak", "100000", "1000", "1"]))?;
@@ -167,6 +170,8 @@ fn probes_that_fire_too_often_are_away_for_a_while() -> Result<()> {
     // What may be freed meanwhile is not kept as if it stayed.
     let terms = second.process(busy.pid())?.domain("cuda").terms;
     assert_eq!((terms.live, terms.freed_unseen), (amount(0, 0), terms.seen));
+    let kept = second.process(quiet.pid())?.domain("cuda").terms;
+    assert_eq!((kept.live, kept.freed_unseen), (truly.live, amount(0, 0)));
     second.check_conservation()?;
     // Who uses other functions of these files is on the books as before.
     let mut quiet = Running::start_talking(Command::new(&program).args(["kinds", "--hold"]))?;

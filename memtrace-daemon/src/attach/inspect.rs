@@ -11,9 +11,7 @@ use memtrace_common::Family;
 use super::elf::{self, Description, ElfError, Identity};
 use super::symbols::{self, Points};
 use super::usdt::{self, Places};
-use crate::catalog::{
-    Function, Library, library_function, library_functions, library_of_soname, static_probes,
-};
+use crate::catalog::{Function, Library, library_functions, library_of_soname, static_probes};
 
 /// What was seen of a file. Keeps it open: what was read is what is attached to.
 #[derive(Debug)]
@@ -34,6 +32,14 @@ pub struct Inspection {
     pub places: Places,
     /// Whether its own symbols were looked through for a runtime.
     pub searched: bool,
+}
+
+impl Inspection {
+    /// Whether it is no library of the catalog, but has a runtime in itself.
+    #[must_use]
+    pub fn is_within(&self) -> bool {
+        self.searched && self.library.is_none() && !self.points.points.is_empty()
+    }
 }
 
 /// What two views of the same file have in common, whatever device they show.
@@ -87,7 +93,8 @@ pub fn inspect(file: File, named: bool) -> Result<Inspection, ElfError> {
 
 /// Looks through a file, executable or library, of a process that runs the driver's library: nvcc
 /// links the CUDA runtime into it where nobody says otherwise. Of its own symbols the runtime's
-/// count, if both of the two that every program needs are there and not exported.
+/// count, if most of them are there and not exported: a function or two of these names are somebody
+/// else's, and may do what no return probe survives.
 ///
 /// # Errors
 /// As [`inspect`].
@@ -101,14 +108,9 @@ pub fn inspect_within(file: File) -> Result<Inspection, ElfError> {
         // What it calls in turn is seen there. Hidden functions that only pass calls on do no harm:
         // nested calls of the runtime fold into the outermost one (memtrace-ebpf/src/nested.rs).
         let runtime = |function: &&Function| function.library.family == Family::CudaRuntime;
-        let functions = library_functions().iter().filter(runtime);
-        let points = symbols::find_unexported(&inspection.file, functions)?;
-        let has = |symbol| {
-            let all = points.points.iter().filter_map(|(id, _)| library_function(*id));
-            let mut named = all.filter(|function| function.symbol == symbol);
-            named.next().is_some()
-        };
-        if has("cudaMalloc") && has("cudaFree") {
+        let functions: Vec<_> = library_functions().iter().filter(runtime).collect();
+        let points = symbols::find_unexported(&inspection.file, functions.iter().copied())?;
+        if points.missing.len() * 2 < functions.len() {
             inspection.points = points;
         }
     }

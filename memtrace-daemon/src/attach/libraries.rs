@@ -206,7 +206,8 @@ impl<P: Prober> Libraries<P> {
             return None;
         }
         if let Some(reason) = self.no_place(&inspection) {
-            self.refuse(identity, row, reason, true);
+            // To look through a file each time that places are looked for is too much.
+            self.refuse(identity, row, reason, !inspection.is_within());
             return None;
         }
         self.attach(inspection, row, false).ok()

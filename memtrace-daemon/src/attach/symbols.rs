@@ -20,6 +20,9 @@ use crate::catalog::Function;
 
 /// Bytes read of a file to find symbols: tables of the largest debug builds are near.
 const SYMBOL_BUDGET: u64 = 512 << 20;
+/// The same to find a runtime within a file: whatever a process that runs the driver maps is looked
+/// through, and where it is not the driver's own calls are seen.
+const WITHIN_BUDGET: u64 = 64 << 20;
 /// Section headers of a file; real ones have some 40.
 const MAX_SECTIONS: usize = 65_536;
 
@@ -74,7 +77,7 @@ pub fn find_unexported<'f>(
 ) -> Result<Points, ElfError> {
     let functions: Vec<&Function> = functions.into_iter().collect();
     let wanted: Vec<&[u8]> = functions.iter().map(|function| function.symbol.as_bytes()).collect();
-    let source = Source::new(file, SYMBOL_BUDGET)?;
+    let source = Source::new(file, WITHIN_BUDGET)?;
     let image = Image::read(&source)?;
     let sections = sections(&image)?;
     let mut found = Found::default();

@@ -219,14 +219,14 @@ impl<T: Fn(News<'_>), D: Fn(Observation)> Work<T, D> {
                 "process {pid} makes probes fire {firings} times a second: they are away for \
                  {seconds} s"
             );
-            let unseen = self.watcher.rest(rest, now);
-            if unseen.is_empty() {
+            if !self.watcher.rest(rest, now) {
                 continue;
             }
             self.rests.fetch_add(1, Relaxed);
             any = true;
-            // Kept on the books, what is freed meanwhile would look as if it stayed.
-            if let Err(error) = self.pace.paces.forget(&unseen, class) {
+            // Kept on the books, what it frees meanwhile would look as if it stayed. Others that
+            // run its files call by far less often: nobody can have their books emptied.
+            if let Err(error) = self.pace.paces.forget(pid, class) {
                 tracing::warn!("cannot close what nobody sees the end of: {error}");
             }
         }

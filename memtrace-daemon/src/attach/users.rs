@@ -130,12 +130,6 @@ impl Users {
         self.all.get(&pid).into_iter().flat_map(|user| user.files.keys().copied())
     }
 
-    /// The processes that map any of these files.
-    pub(super) fn of(&self, files: impl Fn(FileKey) -> bool) -> impl Iterator<Item = u32> {
-        let maps = move |user: &User| user.files.keys().any(|key| files(*key));
-        self.all.iter().filter(move |(_, user)| maps(user)).map(|(pid, _)| *pid)
-    }
-
     /// Notes who has ended, and forgets who has for long. Whether anybody has been forgotten.
     pub(super) fn age(&mut self) -> bool {
         let now = Timestamp::now();
@@ -224,8 +218,8 @@ impl User {
         }
         if self.examined && reach.has_driver_alone() {
             reach.say(
-                "seen by the driver's library alone: it maps no runtime, and no file that has \
-                 the symbols of one in itself"
+                "seen by the driver's library alone: it maps no runtime, and no file in which \
+                 symbols of one were found"
                     .to_owned(),
             );
         }

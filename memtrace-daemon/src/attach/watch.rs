@@ -4,7 +4,7 @@
 //! Blocks for as long as a file takes to be looked at, up to a deadline: runs on a thread of
 //! its own, never on the engine's.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -272,19 +272,14 @@ impl<P: Prober> Watcher<P> {
     }
 
     /// Takes probes away for a while: from the files that the process is known to run, or from
-    /// all. Whose calls they saw; nobody where there were none.
-    pub fn rest(&mut self, rest: Rest, now: Instant) -> BTreeSet<u32> {
+    /// all. Whether any were there.
+    pub fn rest(&mut self, rest: Rest, now: Instant) -> bool {
         let mut ids: Vec<u32> =
             self.users.files(rest.pid).filter_map(|key| self.libraries.id_of(key)).collect();
         if ids.is_empty() {
             ids = self.libraries.ids();
         }
-        ids.retain(|id| self.libraries.rest(*id, rest, now));
-        if ids.is_empty() {
-            return BTreeSet::new();
-        }
-        let rests = |key| self.libraries.id_of(key).is_some_and(|id| ids.contains(&id));
-        self.users.of(rests).chain([rest.pid]).collect()
+        ids.into_iter().fold(false, |any, id| any | self.libraries.rest(id, rest, now))
     }
 
     /// Files attached.

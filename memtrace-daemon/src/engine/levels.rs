@@ -14,6 +14,9 @@ use crate::verdict::Judgement;
 /// A process' finding says nothing new where findings of its sites explain this share of its
 /// growth.
 const EXPLAINED: f64 = 0.5;
+/// A service's finding says nothing new where known sites have kept this share of what its processes
+/// kept, those that have ended too: these may never have been old enough for a verdict of theirs.
+const NEARLY: f64 = 0.9;
 
 /// Whether growth at a level above the site is worth a finding.
 fn is_news(core: &Core, domain: Domain, judgement: &Judgement) -> bool {
@@ -85,7 +88,7 @@ pub(super) fn of_process(
 pub(super) fn of_services(
     core: &Core,
     setting: &Setting,
-    hushed: &FxHashMap<FoldedKey, Hushed>,
+    hushed: &FxHashMap<(FoldedKey, Domain), Hushed>,
     now_ns: u64,
 ) -> Vec<Finding> {
     let mut services: Vec<(FoldedKey, Domain)> = core.verdicts.services().collect();
@@ -99,9 +102,11 @@ pub(super) fn of_services(
             core.pools.temper_service(members.map(|one| one.serial), &mut judgement);
         }
         let growth = growth(&judgement);
-        let known = hushed.get(&service).and_then(|hushed| hushed.get(&domain)).copied();
-        let known = known.is_some_and(|known| known >= growth * EXPLAINED);
-        if known || !is_news(core, domain, &judgement) {
+        let known = |hushed: &Hushed| {
+            let kept = hushed.kept as f64;
+            hushed.growth >= growth * EXPLAINED || (kept > 0.0 && kept >= hushed.of as f64 * NEARLY)
+        };
+        if hushed.get(&(service, domain)).is_some_and(known) || !is_news(core, domain, &judgement) {
             return None;
         }
         let processes = pids.get(&service).cloned().unwrap_or_default();
@@ -144,14 +149,20 @@ mod tests {
     use crate::snapshot::Snapshot;
     use crate::verdict::VerdictConfig;
 
-    /// Two workers of one service that leak at one site.
-    fn workers(mut world: World) -> Snapshot {
-        let workers = [0, 1].map(|_| world.start(None, false, Arrives));
-        for _ in 0..700 {
+    /// Two workers of one service that leak at one site, for so many seconds each before they are
+    /// started again.
+    fn workers(mut world: World, lifetime: u64) -> Snapshot {
+        let mut workers = [0, 1].map(|_| world.start(None, false, Arrives));
+        for second in 1..=1_200 {
             for worker in workers {
-                world.call(worker, cuda_malloc(), 1, 1 << 20, true, Arrives);
+                world.call(worker, cuda_malloc(), 2, 1 << 20, true, Arrives);
             }
             world.tick(1);
+            if second % lifetime == 0 && second < 1_200 {
+                world.totals(Arrives);
+                workers.iter().for_each(|worker| world.end(*worker, Arrives));
+                workers = [0, 1].map(|_| world.start(None, false, Arrives));
+            }
         }
         world.totals(Arrives);
         world.snapshot()
@@ -163,16 +174,16 @@ mod tests {
 
     #[test]
     fn a_known_site_makes_no_finding_of_its_process_or_its_service_either() {
-        let picture = workers(world());
-        assert!(levels(&picture).contains(&"service"), "{:?}", picture.findings);
-        let known = picture.processes.iter().flat_map(|process| &process.sites);
-        let known_sites = known.filter_map(|site| site.id).collect();
-        let verdict = VerdictConfig { known_sites, ..VerdictConfig::default() };
-        let core = Core::new(CoreConfig { verdict, ..config(LedgerConfig::default()) });
-        let mut world = world();
-        world.core = core;
-        let picture = workers(world);
-        assert_eq!(levels(&picture), [""; 0], "{:?}", picture.findings);
-        assert!(picture.processes[0].sites.iter().any(|site| site.verdict.name() == "leak"));
+        for lifetime in [1_200, 90] {
+            let picture = workers(world(), lifetime);
+            assert!(levels(&picture).contains(&"service"), "{lifetime}: {:?}", picture.findings);
+            let known = picture.processes.iter().flat_map(|process| &process.sites);
+            let known_sites = known.filter_map(|site| site.id).collect();
+            let verdict = VerdictConfig { known_sites, ..VerdictConfig::default() };
+            let mut world = world();
+            world.core = Core::new(CoreConfig { verdict, ..config(LedgerConfig::default()) });
+            let picture = workers(world, lifetime);
+            assert_eq!(levels(&picture), [""; 0], "{lifetime}: {:?}", picture.findings);
+        }
     }
 }

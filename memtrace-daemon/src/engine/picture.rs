@@ -69,7 +69,7 @@ struct Painter<'a> {
     processes: Vec<Process>,
     findings: Vec<Finding>,
     /// Of each service with a process.
-    hushed: FxHashMap<FoldedKey, Hushed>,
+    hushed: FxHashMap<(FoldedKey, Domain), Hushed>,
 }
 
 impl Painter<'_> {
@@ -209,17 +209,14 @@ impl Painter<'_> {
             for domain in &core.config.domains {
                 let below = Below {
                     findings: self.findings.get(first..).unwrap_or_default(),
-                    hushed: hushed.get(domain).copied().unwrap_or(0.0),
+                    hushed: hushed.get(domain).map_or(0.0, |hushed| hushed.growth),
                 };
                 let subject = (&painted, books.serial);
                 let found = levels::of_process(core, setting, subject, *domain, &below, *now_ns);
                 self.findings.extend(found);
             }
-            if !hushed.is_empty() {
-                let service = self.hushed.entry(books.service()).or_default();
-                for (domain, growth) in hushed {
-                    *service.entry(domain).or_default() += growth;
-                }
+            for (domain, hushed) in hushed {
+                self.hushed.entry((books.service(), domain)).or_default().add(hushed);
             }
         }
         if anyway

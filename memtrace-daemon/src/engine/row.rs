@@ -64,9 +64,24 @@ pub(super) struct Row {
     judged: (u64, u64),
 }
 
-/// Growth a second of what nobody wants to hear of, by domain: sites that somebody knows of, and
-/// what tracing itself costs.
-pub(super) type Hushed = BTreeMap<Domain, f64>;
+/// What nobody wants to hear of in a domain: sites that somebody knows of, and what tracing itself
+/// costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hushed {
+    /// Growth a second of what still has an owner.
+    pub(super) growth: f64,
+    /// What was allocated and not freed at such sites and at all: bytes, or objects that have none.
+    pub(super) kept: u64,
+    pub(super) of: u64,
+}
+
+impl Hushed {
+    pub(super) fn add(&mut self, other: Self) {
+        self.growth += other.growth;
+        self.kept = self.kept.saturating_add(other.kept);
+        self.of = self.of.saturating_add(other.of);
+    }
+}
 
 /// The rows of one process.
 #[derive(Default)]
@@ -96,15 +111,21 @@ impl Rows {
         }
     }
 
-    /// Growth of rows that are no news although they grow.
-    pub(super) fn hushed(&self, config: &VerdictConfig) -> Hushed {
-        let mut hushed = Hushed::default();
-        for row in self.rows.iter().filter(|row| row.is_hushed(config)) {
-            if let Some(judgement) = &row.judgement {
-                *hushed.entry(row.domain).or_default() += levels::growth(judgement).max(0.0);
+    /// What of the rows is no news although it may grow, by domain.
+    pub(super) fn hushed(&self, config: &VerdictConfig) -> BTreeMap<Domain, Hushed> {
+        let mut all: BTreeMap<Domain, Hushed> = BTreeMap::new();
+        for row in &self.rows {
+            let hushed = all.entry(row.domain).or_default();
+            let kept = row.kept();
+            hushed.of = hushed.of.saturating_add(kept);
+            if row.is_hushed(config) {
+                hushed.kept = hushed.kept.saturating_add(kept);
+                let judgement = row.judgement.as_ref().filter(|_| row.current);
+                hushed.growth +=
+                    judgement.map_or(0.0, |judgement| levels::growth(judgement).max(0.0));
             }
         }
-        hushed
+        all
     }
 
     /// Empties the rows into a process, largest first, and says which of them are news.
@@ -180,6 +201,15 @@ impl Row {
         let Site { verdict, confidence, .. } = self.site;
         let reported = config.reports(self.domain, verdict, confidence);
         self.current && reported && !self.is_hushed(config)
+    }
+
+    /// What was allocated and not freed while it was watched, whatever its process' end gave back.
+    fn kept(&self) -> u64 {
+        let Site { allocated_bytes, freed_bytes, allocations, frees, .. } = self.site;
+        match self.domain.is_counted() {
+            true => allocations.saturating_sub(frees),
+            false => allocated_bytes.saturating_sub(freed_bytes),
+        }
     }
 
     /// Whether it is a site that somebody knows of, or what tracing itself costs.

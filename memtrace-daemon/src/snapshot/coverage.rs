@@ -34,7 +34,7 @@ pub struct CoverageRow {
     /// Catalog functions that the library does not export.
     pub missing: Vec<String>,
     /// Which layers its functions are of: `runtime`, `static` (the runtime, within an
-    /// executable), `driver`, `hip`, `declared`; of a process, by which its calls are seen.
+    /// executable or another library), `driver`, `hip`, `declared`; of a process, by which its calls are seen.
     #[serde(default)]
     pub layers: Vec<String>,
     /// Why not, or what a reader should know.

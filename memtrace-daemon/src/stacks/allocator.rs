@@ -139,8 +139,13 @@ const NATIVE: &[&str] = &[
     "cuMipmappedArrayCreate*",
     "hipMalloc*",
     "hipHostMalloc*",
+    "hipHostAlloc*",
     "hipHostRegister*",
+    "hipMemAlloc*",
     "hipMemCreate*",
+    "hipArrayCreate*",
+    "hipArray3DCreate*",
+    "hipMipmappedArrayCreate*",
     // Pools: "the pool grew here" is not "this frame keeps it". PyTorch's, with the way from an
     // operator to an empty tensor; the operator itself is the user.
     "c10::cuda::CUDACachingAllocator::*",

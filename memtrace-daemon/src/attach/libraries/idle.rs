@@ -76,11 +76,15 @@ impl<P: Prober> Libraries<P> {
     }
 
     /// Why there is no place for one more file, if so. Files that nobody runs give way, those of
-    /// the same owner first.
+    /// the same owner first. Of an owner's places half are kept free of runtimes within other files,
+    /// whose calls the driver's probes see as well.
     pub(super) fn no_place(&mut self, inspection: &Inspection) -> Option<String> {
         let uid = inspection.twin.uid;
         let of_uid = |a: &Attachment<P::Link>| !a.named && a.inspection.twin.uid == uid;
-        let limit = self.policy.max_files_per_uid;
+        let limit = match inspection.is_within() {
+            true => self.policy.max_files_per_uid.div_ceil(2),
+            false => self.policy.max_files_per_uid,
+        };
         while self.attached.values().filter(|&a| of_uid(a)).count() >= limit {
             if !self.let_one_go(of_uid) {
                 return Some(format!("{limit} files of user id {uid} are probed already"));

@@ -1,7 +1,6 @@
 //! The totals of library functions as they are in the kernel, for who looks at them beside the
 //! engine, and the books of whom probes are taken away from.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{HashMap, Map, MapData};
@@ -44,14 +43,14 @@ impl Paces {
         all.find(|entry| entry.space == space && !entry.ended()).map(|entry| entry.key.tgid)
     }
 
-    /// Books that nobody sees any more what becomes of the memory of these processes whose pointers
-    /// are of a class.
+    /// Books that nobody sees any more what becomes of the memory of a process whose pointers are
+    /// of a class.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn forget(&self, processes: &BTreeSet<u32>, class: u8) -> Result<(), TracerError> {
+    pub fn forget(&self, pid: u32, class: u8) -> Result<(), TracerError> {
         let all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
-        for entry in all.filter(|entry| !entry.ended() && processes.contains(&entry.key.tgid)) {
+        for entry in all.filter(|entry| !entry.ended() && entry.key.tgid == pid) {
             sys::bpf_prog_test_run(self.forget.as_fd(), &whose(entry.space, class))
                 .map_err(|source| TracerError::Run { name: FORGET, source })?;
         }

@@ -78,8 +78,6 @@ struct Ownerless {
     /// What was there at first, and what is there now.
     base: u64,
     now: u64,
-    /// The least that was page-locked since: what is more has come, and explains as much.
-    locked: u64,
     looks: usize,
     /// What has come since and no books explain: its rise, and the last looks, newest last.
     rise: Rise,
@@ -236,16 +234,8 @@ impl Ownerless {
         worth: u64,
     ) {
         let (huge, closed) = (memory.huge_free_bytes, books.locked_closed_bytes);
-        let locked = books.locked_bytes.unwrap_or(0);
-        // What of the base is given back makes no room for what comes later.
-        let back = self.locked.saturating_sub(locked).min(self.now.saturating_sub(ownerless));
-        if back >= worth {
-            self.base = self.base.saturating_sub(back);
-        }
-        self.locked = self.locked.min(locked);
         if self.looks == 0 {
-            (self.base, self.locked) = (ownerless, locked);
-            (self.huge.0, self.closed.0) = (huge, closed);
+            (self.base, self.huge.0, self.closed.0) = (ownerless, huge, closed);
         } else if self.looks < FIRST_LOOKS {
             self.base = self.base.min(ownerless);
         }
@@ -254,7 +244,7 @@ impl Ownerless {
         self.traced = books.locked_bytes.is_some();
         // Page-locked memory may have an owner (registered memory of a process has): what is
         // explained too much is not missed anywhere.
-        let explained = locked.saturating_sub(self.locked);
+        let explained = books.locked_bytes.unwrap_or(0);
         let excess = ownerless.saturating_sub(self.base).saturating_sub(explained);
         // What is left over swings. A level grows by a quarter of the least that is judged, here
         // by `worth`; as much is added as makes any of it worth judging.

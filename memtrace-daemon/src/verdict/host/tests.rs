@@ -90,25 +90,6 @@ fn a7_pages_that_outlive_their_process_are_the_hosts() {
 }
 
 #[test]
-fn a7_what_was_page_locked_at_first_hides_nothing_that_comes() {
-    let mut world = World::new();
-    world.take(8 * GIB);
-    world.books.locked_bytes = Some(8 * GIB);
-    world.looks(8, |_| {});
-    world.take(500 * MIB);
-    world.books.locked_closed_bytes = 500 * MIB;
-    // The neighbour keeps what it has, gives it back, and takes it again.
-    for locked in [8 * GIB, 0, 8 * GIB] {
-        world.memory.free_bytes += world.books.locked_bytes.unwrap();
-        world.take(locked);
-        world.books.locked_bytes = Some(locked);
-        world.looks(20, |_| {});
-        let words = world.one(Verdict::Orphaned);
-        assert!(words.contains("500 MiB more than at first belong to no process"), "{words}");
-    }
-}
-
-#[test]
 fn a7_what_is_left_over_grows_by_more_than_noise_or_not_at_all() {
     let mut world = World::new();
     world.looks(8, |_| {});

@@ -22,6 +22,8 @@ pub(super) struct Measured {
     pub(super) address: Rise,
     /// Pages of its files that the kernel took from it meanwhile, bytes.
     evicted: u64,
+    /// The most pages of files that it had in memory, bytes.
+    pub(super) most_files: u64,
     /// Since when the process has held more than its live allocations explain.
     pub(super) fragmented_ns: Option<u64>,
     /// The parent when it was first measured, and when it was first not the parent any more.
@@ -68,6 +70,7 @@ impl Measured {
             unexplained: Rise::default(),
             address: Rise::default(),
             evicted: 0,
+            most_files: now.memory.file_bytes,
             fragmented_ns: None,
             parent: now.memory.parent.clone(),
             left_ns: None,
@@ -94,7 +97,10 @@ impl Measured {
         self.evicted = self
             .evicted
             .saturating_add(evicted(&before.memory, &now.memory))
-            .saturating_sub(evicted(&now.memory, &before.memory));
+            .saturating_sub(evicted(&now.memory, &before.memory))
+            // Not more than there is: the others were unmapped.
+            .min(unused(&now.memory).saturating_sub(unused(&self.first.memory)));
+        self.most_files = self.most_files.max(now.memory.file_bytes);
         if now.booked.calls != before.booked.calls {
             self.called_ns = now.ns;
         }

@@ -9,6 +9,9 @@ use crate::human::bytes;
 
 /// Address space that grows is not worth a word below this where threads do not explain it, bytes.
 const UNUSED_BYTES: u64 = 1 << 30;
+/// Address space of files that are mapped and read grows past memory by what the kernel evicts; one
+/// that had this share of the growth in memory may have had all of it there.
+const FILES_SHARE: u64 = 16;
 /// So many more threads may be load.
 const FEW_THREADS: u32 = 16;
 /// Sizes that stacks of threads have, bytes.
@@ -165,6 +168,9 @@ impl Measured {
                  joined, or never end",
                 bytes(each)
             )
+        } else if self.most_files.saturating_sub(first.memory.file_bytes) >= grown / FILES_SHARE {
+            // Files are mapped and read: what of them was evicted meanwhile is not told.
+            return None;
         } else if grown >= UNUSED_BYTES.max(config.min_bytes) {
             "thread stacks of threads that ended and were never joined, or reserved memory that \
              is not used: --domains mmap tells which"

@@ -278,6 +278,23 @@ fn a14_pages_of_files_that_are_evicted_are_no_unused_address_space() {
     unmapped.memory.file_bytes -= 6_000 * MIB;
     unmapped.memory.virtual_bytes -= 6_000 * MIB;
     start_threads(&mut unmapped);
+    let mut evicted = World::new();
+    read(&mut evicted);
+    evicted.windows(30, |world| world.memory.file_bytes -= 80 * MIB);
+    evicted.memory.virtual_bytes -= 3_000 * MIB;
+    evicted.memory.file_bytes -= 600 * MIB;
+    start_threads(&mut evicted);
+}
+
+#[test]
+fn a14_files_that_are_read_while_older_pages_are_evicted_are_nobodys_threads() {
+    let mut world = World::new();
+    world.windows(8, |world| {
+        world.memory.file_bytes += GIB;
+        world.memory.virtual_bytes += GIB;
+    });
+    world.windows(120, |world| world.memory.virtual_bytes += GIB);
+    assert!(world.said().is_empty(), "{:?}", world.said());
 }
 
 /// Threads come that are never joined, and are named.

@@ -56,18 +56,20 @@ fn what_is_excluded_is_not_probed_whatever_it_has_in_itself() {
 }
 
 #[test]
-fn a_runtime_within_a_library_waits_for_a_place_and_gives_way_like_others() {
-    let policy = FilePolicy { max_files_per_uid: 1, ..FilePolicy::default() };
+fn runtimes_within_libraries_leave_half_of_the_places_to_others() {
+    let policy = FilePolicy { max_files_per_uid: 2, ..FilePolicy::default() };
     let mut world = World::new(policy);
-    let (other, path) = (world.runtime("a"), world.hidden("b"));
-    world.find(&other).unwrap();
-    assert_eq!((world.find(&path), world.look_within(&path)), (None, None));
-    assert!(world.reason(&path).contains("1 files of user id"));
-    let key = found(&path, 1).key.unwrap();
+    let (first, second) = (world.hidden("a"), world.hidden("b"));
+    assert_eq!(world.find(&first), None);
+    world.look_within(&first).unwrap();
+    assert_eq!((world.find(&second), world.look_within(&second)), (None, None));
+    assert!(world.reason(&second).contains("1 files of user id"));
+    let key = found(&second, 1).key.unwrap();
     world.sweep(|mapped| mapped == key);
-    assert_eq!(world.find(&path), None, "it is looked at anew");
-    assert!(world.look_within(&path).is_some(), "nobody runs `a`");
+    assert!(!world.libraries.is_new(key), "it is not looked through over and over");
+    let other = world.runtime("c");
+    assert!(world.find(&other).is_some(), "there is room for a library");
     world.sweep(|_| false);
-    assert!(world.find(&other).is_some(), "nobody runs `b`");
-    assert_eq!(world.libraries.attached(), 1);
+    assert_eq!(world.find(&second), None, "nobody mapped it any more: it is looked at anew");
+    assert!(world.look_within(&second).is_some(), "nobody runs the others");
 }
