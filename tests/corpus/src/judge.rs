@@ -11,7 +11,7 @@ use memtrace_daemon::verdict::{Rule, Subject, Surroundings, VerdictConfig};
 use rustc_hash::FxHashMap;
 
 use crate::cases::Case;
-use crate::expect::{Expectation, Target};
+use crate::expect::{Expectation, STEADY, Target};
 use crate::stage::{LOOK, Watcher};
 use crate::world::{SECOND, SiteId, World};
 
@@ -74,6 +74,9 @@ pub struct Outcome {
     pub finals: Vec<(Expectation, Verdict, bool)>,
     /// What was called a leak and is none: what, and at which second.
     pub wrong: Vec<(String, u64)>,
+    /// Of what is measured, what something was said of at any look and nothing should be (memtrace
+    /// only): what, and at which second.
+    pub loud: Vec<(String, u64)>,
     /// Whether all was right.
     pub right: bool,
     /// Leaks that are expected.
@@ -105,6 +108,7 @@ struct Follow {
     /// The first right call of a leak.
     calls: FxHashMap<Subject, Found>,
     wrong: Vec<(String, u64)>,
+    loud: Vec<(String, u64)>,
     claims: Vec<(f64, bool)>,
     looks: Vec<Look>,
 }
@@ -131,6 +135,7 @@ impl<'a> Judge<'a> {
             said: FxHashMap::default(),
             calls: FxHashMap::default(),
             wrong: Vec::new(),
+            loud: Vec::new(),
             claims: Vec::new(),
             looks: Vec::new(),
         };
@@ -212,8 +217,11 @@ impl<'a> Judge<'a> {
             wrong.sort_unstable();
             wrong.dedup();
             outcome.false_positives = wrong.len();
-            outcome.right = wrong.is_empty() && outcome.finals.iter().all(|(_, _, right)| *right);
+            outcome.right = wrong.is_empty()
+                && follow.loud.is_empty()
+                && outcome.finals.iter().all(|(_, _, right)| *right);
             outcome.wrong = follow.wrong;
+            outcome.loud = follow.loud;
             outcome.claims = follow.claims;
             outcome.looks = follow.looks;
             if outcomes.is_empty() {
@@ -325,7 +333,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Takes what memtrace says now of what is measured: that is never called a leak.
+    /// Takes what memtrace says now of what is measured: that is never called a leak, and of some
+    /// of it nothing is said at any time.
     fn hear_measured(&mut self, world: &World) {
         if !self.expectations.iter().any(|expectation| expectation.target.is_measured()) {
             return;
@@ -333,13 +342,15 @@ impl Judge<'_> {
         let picture = self.core.snapshot(world.now_ns(), &setting());
         let Some(follow) = self.follows.first_mut() else { return };
         for expectation in self.expectations {
-            let finding = expectation.finding(world, &picture);
-            if finding.is_none_or(|finding| finding.verdict != Verdict::Leak) {
-                continue;
-            }
+            let Some(finding) = expectation.finding(world, &picture) else { continue };
+            let heard = match finding.verdict {
+                Verdict::Leak => &mut follow.wrong,
+                _ if expectation.finals == STEADY => &mut follow.loud,
+                _ => continue,
+            };
             let what = format!("{:?}", expectation.target);
-            if follow.wrong.iter().all(|(known, _)| *known != what) {
-                follow.wrong.push((what, world.second()));
+            if heard.iter().all(|(known, _)| *known != what) {
+                heard.push((what, world.second()));
             }
         }
     }

@@ -136,6 +136,9 @@ fn complaint(outcome: &Outcome) -> String {
     for (what, second) in &outcome.wrong {
         words.push(format!("wrong leak at {:.1} min: {what}", *second as f64 / 60.0));
     }
+    for (what, second) in &outcome.loud {
+        words.push(format!("not silent at {:.1} min: {what}", *second as f64 / 60.0));
+    }
     words.join("; ")
 }
 

@@ -2,7 +2,8 @@
 //! is never called a leak.
 //!
 //! Beside it is traffic that is on the books. What is page-locked explains as much growth as has
-//! come of it, on purpose: so none comes in the same process, nor beside what nobody owns.
+//! come of it, on purpose: so none comes in the same process, and none that is registered where
+//! something is to be said of the host.
 
 use memtrace_common::Domain;
 use memtrace_daemon::record::ProcessMemory;
@@ -14,9 +15,10 @@ use crate::stage::Stage;
 use crate::workload::{Burst, Grows, Life, Noise, Sizes, Swell, Traffic};
 use crate::world::{Kind, ProcessId, SiteId};
 
-pub(super) const CASES: [Case; 9] = [
+pub(super) const CASES: [Case; 10] = [
     none("A5", "grows and is swapped out, so that less and less is resident", a5),
     none("A7", "a driver keeps the page-locked memory of who has ended", a7),
+    none("A7 steady", "a driver's pages swing, and all that comes has an owner", a7_steady),
     none("A7 pool", "a pool of huge pages is made larger, and nobody uses it", a7_pool),
     none("A7 rising", "a driver takes more and more pages for nobody", a7_rising),
     none("A11", "little is live and much is resident, of malloc's segment or of mappings", a11),
@@ -121,6 +123,7 @@ fn a5(stage: &mut Stage) {
     goes_on(stage, bytes, bytes / steps, Grows::Process(service, grow_into_swap));
     noise(stage, Some(service), bytes / 300.0);
     stage.label_in_words(Target::Measured(service, Domain::Heap), GROWING, "swapped out");
+    stage.label_of(Target::Measured(service, Domain::Mmap), STEADY);
     // What is only swapped out does not grow.
     let other = neighbour(stage);
     let bytes = stage.random().between(20e6, 200e6);
@@ -145,43 +148,66 @@ fn a7(stage: &mut Stage) {
     let (owner, _) = process(stage);
     let (other, _) = process(stage);
     stage.world.ownerless.keeps_pinned = true;
-    let site = pins(stage, owner, (10, 120), 30.0);
+    let site = pins(stage, owner, (10, 120));
     let end = stage.random().whole(300, seconds - 600);
     stage.end_at(end, owner);
     noise(stage, None, 8e6);
     stage.label_in_words(Target::Host, ORPHANED, "page-locked memory ended with their processes");
-    // No process is blamed, neither who took it nor who still runs.
+    // No process is blamed, neither who took it, while it runs, nor who still does.
     stage.label(site, STEADY);
     silent(stage, owner);
     silent(stage, other);
-    // What was there at first explains nothing that comes.
+    // What a neighbour keeps page-locked explains nothing that is left over.
     if stage.random().chance(0.5) {
-        let site = pins(stage, other, (0, 1), 1.0);
+        let site = pins(stage, other, (90, 240));
         stage.label(site, STEADY);
     }
 }
 
-/// Page-locked memory that a process takes once and keeps: between which seconds it begins, and
-/// over how many at most.
-fn pins(stage: &mut Stage, process: ProcessId, (from, to): (u64, u64), most: f64) -> SiteId {
+/// Page-locked memory that a process takes once and keeps: between which seconds it begins.
+fn pins(stage: &mut Stage, process: ProcessId, (from, to): (u64, u64)) -> SiteId {
     let site = stage.site(process, Kind::PINNED);
     let count = stage.random().whole(4, 40);
     let bytes = stage.random().log_between(400e6, 16e9);
     let sizes = Sizes::Fixed((bytes / count as f64) as u64);
-    let (first, over) = (stage.random().whole(from, to), stage.random().between(1.0, most));
+    let (first, over) = (stage.random().whole(from, to), stage.random().between(1.0, 30.0));
     let burst = Burst::new(site, (1.0, 1.0), count, sizes, Life::Ever);
     stage.play(Burst { first, bursts: 1, over, ..burst });
     site
 }
 
-fn a7_pool(stage: &mut Stage) {
+fn a7_steady(stage: &mut Stage) {
     stage.minutes(25.0, 60.0);
-    let (other, _) = process(stage);
+    let (owner, first) = process(stage);
+    // Half of what is worth a word on a host of this size.
+    noise(stage, None, 128e6);
+    pool(stage, Grows::Host(|ownerless, _, bytes| ownerless.huge_used_bytes += bytes));
+    // Memory that it has already is registered for a while, again and again.
+    let site = stage.site(owner, Kind::REGISTERED);
+    let random = stage.random();
+    let count = random.whole(4, 40);
+    let bytes = first * random.between(0.3, 0.9);
+    let every = random.between(120.0, 300.0);
+    let life = Life::Fixed(every * random.between(0.3, 0.6));
+    let sizes = Sizes::Fixed((bytes / count as f64) as u64);
+    let burst = Burst::new(site, (every, every * 1.2), count, sizes, life);
+    stage.play(Burst { first: 60, ..burst });
+    stage.label_of(Target::Host, STEADY);
+    silent(stage, owner);
+}
+
+/// A pool of huge pages is made larger.
+fn pool(stage: &mut Stage, grows: Grows) {
     let bytes = stage.random().log_between(0.6e9, 8e9);
     let from = stage.random().whole(120, 600);
     let until = from + stage.random().whole(5, 50);
-    let grows = Grows::Host(|ownerless, _, bytes| ownerless.huge_bytes += bytes);
     comes(stage, bytes, HUGE, (from, until), grows);
+}
+
+fn a7_pool(stage: &mut Stage) {
+    stage.minutes(25.0, 60.0);
+    let (other, _) = process(stage);
+    pool(stage, Grows::Host(|ownerless, _, bytes| ownerless.huge_bytes += bytes));
     noise(stage, None, 8e6);
     stage.label_in_words(Target::Host, PLATEAU, "huge pages that nobody uses");
     silent(stage, other);
@@ -221,6 +247,7 @@ fn a11(stage: &mut Stage) {
     noise(stage, Some(service), bytes / 500.0);
     let target = Target::Measured(service, Domain::Heap);
     stage.label_in_words(target, FRAGMENTATION, "live allocations by");
+    stage.label_of(Target::Measured(service, Domain::Mmap), STEADY);
     stage.label(site, BOUNDED);
     let live = bytes * stage.random().between(0.005, 0.03);
     heap(stage, service, live);
@@ -245,6 +272,7 @@ fn a13(stage: &mut Stage) {
     noise(stage, Some(service), bytes / 500.0);
     let target = Target::Measured(service, Domain::Heap);
     stage.label_in_words(target, FRAGMENTATION, "AnonHugePages");
+    stage.label_of(Target::Measured(service, Domain::Mmap), STEADY);
     let live = bytes * stage.random().between(0.005, 0.03);
     heap(stage, service, live);
     neighbour(stage);
@@ -257,7 +285,8 @@ fn put_together(memory: &mut ProcessMemory, _: u64, bytes: u64) {
 
 fn a14(stage: &mut Stage) {
     let seconds = stage.minutes(20.0, 50.0);
-    if stage.random().chance(0.5) {
+    let traced = stage.random().chance(0.5);
+    if traced {
         stage.domains = vec![Domain::Heap, Domain::Mmap];
     }
     let (service, _) = process(stage);
@@ -274,20 +303,25 @@ fn a14(stage: &mut Stage) {
     noise(stage, Some(service), 3e6);
     silent(stage, service);
     stage.label_of(Target::Host, STEADY);
-    neighbour(stage);
-    // The kernel may take their pages again, little by little: they stay mapped.
-    if stage.random().chance(0.5) {
-        let evicted = bytes * stage.random().between(0.3, 1.0);
-        comes(stage, evicted, step as u64, (until + 10, seconds), Grows::Process(service, evict));
+    if traced {
+        let live = stage.random().log_between(20e3, 500e3);
+        heap(stage, service, live);
     }
+    neighbour(stage);
+    // The kernel may take their pages again, when all are read or as fast as others are: they
+    // stay mapped.
+    let evicted = bytes * stage.random().between(0.3, 1.0);
+    let lag = ((until - from) as f64 * stage.random().between(0.15, 0.5)) as u64;
+    let (evicted, when) = match stage.random().whole(0, 4) {
+        0 | 1 => return,
+        2 => (evicted, (until + 10, seconds)),
+        _ => (bytes, (from + lag, until + lag)),
+    };
+    comes(stage, evicted, step as u64, when, Grows::Evicted(service));
 }
 
 fn read(memory: &mut ProcessMemory, _: u64, bytes: u64) {
     memory.file_bytes += bytes;
-}
-
-fn evict(memory: &mut ProcessMemory, _: u64, bytes: u64) {
-    memory.file_bytes = memory.file_bytes.saturating_sub(bytes);
 }
 
 fn map_and_read(memory: &mut ProcessMemory, count: u64, bytes: u64) {
@@ -322,13 +356,22 @@ fn share(memory: &mut ProcessMemory, _: u64, bytes: u64) {
 fn a39(stage: &mut Stage) {
     stage.minutes(25.0, 60.0);
     let (service, _) = process(stage);
-    let stack = stage.random().pick(&[1.0, 2.0, 8.0, 16.0], 8.0) * f64::from(1 << 20);
-    let bytes = stage.random().log_between(8e9, 64e9);
-    let run = stage.random().chance(0.5);
+    let random = stage.random();
+    let run = random.chance(0.5);
+    // Below 1 GiB nothing but the number of threads is worth a word.
+    let (stack, bytes) = if run && random.chance(0.5) {
+        (random.pick(&[0.25, 0.5, 1.0], 1.0), random.log_between(0.6e9, 1e9))
+    } else {
+        (random.pick(&[1.0, 2.0, 8.0, 16.0], 8.0), random.log_between(8e9, 64e9))
+    };
     let grow: fn(&mut ProcessMemory, u64, u64) = if run { start } else { start_and_end };
-    goes_on(stage, bytes, stack, Grows::Process(service, grow));
+    let words = match run {
+        true => "more threads than at first",
+        false => "threads that ended and were never joined",
+    };
+    goes_on(stage, bytes, stack * f64::from(1 << 20), Grows::Process(service, grow));
     noise(stage, Some(service), 3e6);
-    stage.label_in_words(Target::Measured(service, Domain::Mmap), GROWING, "thread stacks");
+    stage.label_in_words(Target::Measured(service, Domain::Mmap), GROWING, words);
     let other = neighbour(stage);
     silent(stage, other);
 }

@@ -11,6 +11,8 @@ use crate::world::{Ownerless, ProcessId, World};
 pub enum Grows {
     /// A process.
     Process(ProcessId, fn(&mut ProcessMemory, u64, u64)),
+    /// What the kernel has taken of the pages of files that a process has mapped.
+    Evicted(ProcessId),
     /// What no process has.
     Host(fn(&mut Ownerless, u64, u64)),
 }
@@ -39,6 +41,7 @@ impl Workload for Swell {
                     grow(memory, count, bytes);
                 }
             }
+            Grows::Evicted(process) => world.evict(process, bytes),
             Grows::Host(grow) => grow(&mut world.ownerless, count, bytes),
         }
     }

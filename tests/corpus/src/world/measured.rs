@@ -24,6 +24,8 @@ pub struct Ownerless {
     pub driver_bytes: u64,
     /// Huge pages that nobody uses, bytes.
     pub huge_bytes: u64,
+    /// Huge pages of the same pool that somebody uses, bytes: these have an owner.
+    pub huge_used_bytes: u64,
     /// Shared memory of who has ended, bytes.
     pub shared_bytes: u64,
     /// Whether the driver keeps the page-locked memory of who ends.
@@ -45,6 +47,23 @@ impl World {
     /// What a process has beside its heap, to be changed; `None` if it is another world's.
     pub fn memory(&mut self, process: ProcessId) -> Option<&mut ProcessMemory> {
         self.memory.get_mut(process.0)
+    }
+
+    /// The kernel takes so many bytes of the pages of files from a process, or all that it has:
+    /// they stay mapped.
+    pub fn evict(&mut self, process: ProcessId, bytes: u64) {
+        let memory = self.memory.get_mut(process.0);
+        if let Some((memory, evicted)) = memory.zip(self.evicted.get_mut(process.0)) {
+            let bytes = memory.file_bytes.min(bytes);
+            memory.file_bytes -= bytes;
+            *evicted += bytes;
+        }
+    }
+
+    /// Truth: pages of files that the kernel has taken from a process, bytes.
+    #[must_use]
+    pub fn evicted(&self, process: ProcessId) -> u64 {
+        self.evicted.get(process.0).copied().unwrap_or(0)
     }
 
     /// What nobody uses of shared memory, as the host says when it is asked: files of 1 MiB.
@@ -79,7 +98,8 @@ impl World {
         let all = self.process_memory();
         let sum = |of: fn(&ProcessMemory) -> u64| all.iter().map(of).sum::<u64>();
         let pinned: u64 = self.running().map(|process| self.live(process, Kind::PINNED)).sum();
-        let Ownerless { driver_bytes, huge_bytes, shared_bytes, keeps_pinned: _ } = self.ownerless;
+        let Ownerless { driver_bytes, huge_bytes, huge_used_bytes, shared_bytes, keeps_pinned: _ } =
+            self.ownerless;
         let shared_bytes = shared_bytes + sum(|one| one.shared_bytes);
         let mut memory = HostMemory {
             total_bytes: HOST_BYTES,
@@ -91,14 +111,15 @@ impl World {
             swap_free_bytes: SWAP_BYTES.saturating_sub(sum(|one| one.swap_bytes)),
             slab_bytes: SLAB_BYTES + grown,
             unreclaimable_bytes: SLAB_BYTES / 2 + grown,
-            huge_pool_bytes: huge_bytes,
+            huge_pool_bytes: huge_bytes + huge_used_bytes,
             huge_free_bytes: huge_bytes,
             page_lists_bytes: Some(PAGE_LISTS_BYTES),
             ..HostMemory::default()
         };
-        // What is neither owned nor taken is free.
-        let taken = driver_bytes + huge_bytes + pinned;
-        memory.free_bytes = memory.ownerless_bytes().unwrap_or(0).saturating_sub(taken);
+        // What is neither owned nor taken is free. Registered memory is its process' own.
+        let owned = memory.cached_bytes + memory.anonymous_bytes + memory.slab_bytes;
+        let taken = driver_bytes + memory.huge_pool_bytes + pinned + PAGE_LISTS_BYTES;
+        memory.free_bytes = HOST_BYTES.saturating_sub(owned + taken);
         memory
     }
 

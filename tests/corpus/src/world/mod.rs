@@ -64,6 +64,8 @@ pub struct World {
     processes: Vec<ProcessEntry>,
     /// What is measured of each, beside its heap.
     memory: Vec<ProcessMemory>,
+    /// Truth: pages of files that the kernel took from each, bytes.
+    evicted: Vec<u64>,
     sites: Vec<Site>,
     events: Vec<Event>,
     due: BinaryHeap<Reverse<Event>>,
@@ -82,6 +84,7 @@ impl World {
             order: 0,
             processes: Vec::new(),
             memory: Vec::new(),
+            evicted: Vec::new(),
             sites: Vec::new(),
             events: Vec::new(),
             due: BinaryHeap::new(),
@@ -122,6 +125,7 @@ impl World {
         };
         self.processes.push(entry);
         self.memory.push(measured::at_start(serial));
+        self.evicted.push(0);
         self.out.push(Record::Process { time_ns: self.now_ns, entry });
         let observation = Observation::ProcessFacts {
             serial,

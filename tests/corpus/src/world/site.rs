@@ -61,6 +61,8 @@ impl Kind {
     pub const DEVICE: Self = Self::Library("cudaMalloc");
     /// Page-locked memory.
     pub const PINNED: Self = Self::Library("cudaHostAlloc");
+    /// A process' own memory, page-locked.
+    pub const REGISTERED: Self = Self::Library("cudaHostRegister");
     /// Managed memory.
     pub const MANAGED: Self = Self::Library("cudaMallocManaged");
     /// Device memory from the driver.
