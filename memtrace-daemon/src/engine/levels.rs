@@ -69,7 +69,8 @@ pub(super) fn of_process(
         return None;
     }
     let since_ns = setting.anchor.monotonic_of_boot(process.start_ns);
-    judgement.evidence.process_age_seconds = Some(now_ns.saturating_sub(since_ns) as f32 / 1e9);
+    judgement.evidence.process_age_seconds =
+        Some(Evidence::seconds(now_ns.saturating_sub(since_ns)));
     let many = process.sites.iter().filter(|site| site.domain == domain.name()).count();
     judgement.decided_by.push(format!("the sum over {many} sites, none of which explains it"));
     Some(Finding {

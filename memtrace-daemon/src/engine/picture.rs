@@ -16,7 +16,9 @@ use super::levels::{self, Below};
 use super::row::{Hushed, Rows};
 use crate::catalog;
 use crate::ledger::{Folded, FoldedKey, ProcessBooks, Space, of_account, of_totals, text};
-use crate::snapshot::{Baseline, Finding, Measured, OnDevice, Process, Runtime, Snapshot, Terms};
+use crate::snapshot::{
+    Baseline, Evidence, Finding, Measured, OnDevice, Process, Runtime, Snapshot, Terms,
+};
 
 /// Paints everything.
 pub(super) fn paint(core: &Core, now_ns: u64, setting: &Setting) -> Snapshot {
@@ -198,7 +200,7 @@ impl Painter<'_> {
         let first = self.findings.len();
         painted.device = devices::of_process(&core.host, &painted);
         let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
-        let age = now_ns.saturating_sub(since_ns) as f32 / 1e9;
+        let age = Evidence::seconds(now_ns.saturating_sub(since_ns));
         self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
         let config = &core.config.verdict;
         let hushed = self.rows.hushed(config);

@@ -108,6 +108,12 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// Seconds, as they are here, from nanoseconds.
+    #[must_use]
+    pub fn seconds(ns: u64) -> f32 {
+        (ns as f64 / 1e9) as f32
+    }
+
     /// Of what has no bytes: what was reckoned with an object for a byte is said of objects.
     #[must_use]
     pub fn of_objects(self) -> Self {

@@ -97,7 +97,7 @@ impl DeviceLevels {
                         floor_first_bytes: Some(left.first_bytes),
                         floor_last_bytes: Some(left.now_bytes),
                         window_seconds: self.config.window_seconds as f32,
-                        watched_seconds: age_ns as f32 / 1e9,
+                        watched_seconds: Evidence::seconds(age_ns),
                         ..Evidence::default()
                     },
                     decided_by,

@@ -218,7 +218,7 @@ fn of_history(
     let mut evidence = of_trend(config, history);
     let allocated = row.allocated.saturating_sub(history.allocated);
     let grown = row.live_bytes as f64 - history.live_bytes as f64;
-    let age = |since_ns: u64| row.now_ns.saturating_sub(since_ns) as f32 / 1e9;
+    let age = |since_ns: u64| Evidence::seconds(row.now_ns.saturating_sub(since_ns));
     evidence.bytes_per_allocation = (allocated.count > 0).then(|| grown / allocated.count as f64);
     evidence.freed_share = share_freed(row.allocated, row.freed).map(|share| share as f32);
     evidence.survival = survivors(config, history, row);

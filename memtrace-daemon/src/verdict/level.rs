@@ -74,7 +74,7 @@ impl Level {
     #[must_use]
     pub fn evidence(&self, config: &VerdictConfig, now_ns: u64) -> Evidence {
         let Some(history) = &self.history else { return Evidence::default() };
-        let watched_seconds = now_ns.saturating_sub(history.watched_ns) as f32 / 1e9;
+        let watched_seconds = Evidence::seconds(now_ns.saturating_sub(history.watched_ns));
         Evidence { watched_seconds, ..of_trend(config, history) }
     }
 

@@ -153,7 +153,7 @@ impl Known {
             window_seconds: config.window_seconds as f32,
             explained_ratio: Some(explained.min(grown) as f32 / grown.max(1) as f32),
             new_maxima: self.steps,
-            watched_seconds: now_ns.saturating_sub(self.first_ns) as f32 / 1e9,
+            watched_seconds: Evidence::seconds(now_ns.saturating_sub(self.first_ns)),
             ..Evidence::default()
         };
         let decided_by = vec![

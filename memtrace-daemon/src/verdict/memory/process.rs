@@ -171,7 +171,7 @@ impl Measured {
             floor_first_bytes: Some(first),
             floor_last_bytes: Some(now),
             window_seconds: config.window_seconds as f32,
-            watched_seconds: now_ns.saturating_sub(self.first.ns) as f32 / 1e9,
+            watched_seconds: Evidence::seconds(now_ns.saturating_sub(self.first.ns)),
             ..Evidence::default()
         };
         let (first, now) = (&self.first.memory, &self.now.memory);
