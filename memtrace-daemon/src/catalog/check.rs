@@ -29,9 +29,7 @@ impl Catalog {
             let document = toml::from_str(text).map_err(|error| error.to_string())?;
             catalog.add(&document)?;
         }
-        catalog.functions.sort_by_key(|function| function.id);
-        catalog.probes.sort_by_key(|probe| probe.id);
-        Ok(catalog)
+        Ok(catalog.seal())
     }
 
     fn add(&mut self, document: &Document) -> Result<(), String> {

@@ -108,7 +108,7 @@ impl Catalog {
             next += 1;
         }
         pointers.check()?;
-        Ok(catalog)
+        Ok(catalog.seal())
     }
 
     /// The functions that were declared.

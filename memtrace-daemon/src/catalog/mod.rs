@@ -72,6 +72,28 @@ struct Catalog {
     functions: Vec<Function>,
     /// Static probes, the same.
     probes: Vec<Function>,
+    /// By id: the place among the functions, or among the static probes behind them. Each record is
+    /// asked for its function.
+    places: Vec<Option<u16>>,
+}
+
+impl Catalog {
+    /// Puts everything in order, once all is there.
+    fn seal(mut self) -> Self {
+        self.functions.sort_by_key(|function| function.id);
+        self.probes.sort_by_key(|probe| probe.id);
+        self.places.clear();
+        for (place, function) in self.functions.iter().chain(&self.probes).enumerate() {
+            let id = usize::from(function.id);
+            if id >= self.places.len() {
+                self.places.resize(id + 1, None);
+            }
+            if let Some(known) = self.places.get_mut(id) {
+                *known = u16::try_from(place).ok();
+            }
+        }
+        self
+    }
 }
 
 /// memtrace's own documents.
@@ -138,10 +160,9 @@ pub fn booked() -> impl Iterator<Item = &'static Function> {
 /// The library function or static probe with this id.
 #[must_use]
 pub fn library_function(id: FunctionId) -> Option<&'static Function> {
-    let found = |all: &'static [Function]| {
-        all.get(all.binary_search_by_key(&id, |function| function.id).ok()?)
-    };
-    found(library_functions()).or_else(|| found(static_probes()))
+    let Catalog { functions, probes, places, .. } = catalog();
+    let place = usize::from((*places.get(usize::from(id))?)?);
+    functions.get(place).or_else(|| probes.get(place.checked_sub(functions.len())?))
 }
 
 /// The library that a DT_SONAME names, if the catalog has functions of it.

@@ -50,7 +50,7 @@ pub(super) mod addresses {
 
 /// A stack sample without the places for frames that it does not use.
 pub(super) mod sample {
-    use memtrace_common::bytemuck::Zeroable;
+    use bytemuck::allocation::zeroed_box;
     use memtrace_common::{Account, KernelSampleRecord, RecordHeader};
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -110,14 +110,10 @@ pub(super) mod sample {
     ) -> Result<Box<KernelSampleRecord>, D::Error> {
         let Form { header, account, weight, tgid, tid, kernel, user } =
             Form::<&[u8], &[u8]>::deserialize(deserializer)?;
-        let mut sample = Box::new(KernelSampleRecord {
-            header,
-            account,
-            weight,
-            tgid,
-            tid,
-            ..KernelSampleRecord::zeroed()
-        });
+        // In its place from the start: it is a kilobyte.
+        let mut sample = zeroed_box::<KernelSampleRecord>();
+        (sample.header, sample.account) = (header, account);
+        (sample.weight, sample.tgid, sample.tid) = (weight, tgid, tid);
         let frames = fill(&mut sample.kernel, kernel).zip(fill(&mut sample.user, user));
         let refused = || D::Error::custom("there are more frames than places for them");
         (sample.kernel_frames, sample.user_frames) = frames.ok_or_else(refused)?;
