@@ -17,13 +17,15 @@ const KERNEL: &str = env!("CARGO_BIN_EXE_fixture-kernel");
 /// More than the pause and what the reader needs afterwards.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A daemon whose reader pauses from its fourth second on, for 5 seconds, over a small ring.
+/// A daemon whose reader pauses from its fourth second on, for 5 seconds, over a small ring. However
+/// often probes fire, they stay.
 fn daemon_with_a_pause(ring_bytes: u32) -> Result<Daemon> {
     let options = Options {
         environment: vec![
             ("MEMTRACE_FAULT_READER_PAUSE", "3000:5000".to_owned()),
             ("MEMTRACE_TUNE_RING_BYTES", ring_bytes.to_string()),
         ],
+        configuration: Some("[ceiling]\nfirings_per_second = 0\n".to_owned()),
         ..Options::default()
     };
     Daemon::start_with(&options.knowing(&fixture::build(Variant::Plain)?))

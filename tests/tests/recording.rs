@@ -150,7 +150,7 @@ fn a_full_disk_ends_the_recording_and_not_the_command() -> Result<()> {
     command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
     command.arg(memtrace_tests::paths::memtrace()?).args(["record", "-o"]);
     command.arg(scratch.join("recording")).args(CALLS).arg("--");
-    command.arg(fixture::build(Variant::Plain)?.client()).args(["flood", "4000", "500"]);
+    command.arg(fixture::build(Variant::Plain)?.client()).args(["slow-leak", "40000", "1000", "0"]);
     let said = process::run(command.env("SCRATCH", scratch.path()), LIMIT)?.expect_status(1)?;
     let line = said.one_line()?;
     ensure!(line.contains("cannot write") && line.contains("No space left"), "{line}");
