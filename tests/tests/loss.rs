@@ -26,7 +26,6 @@ fn daemon_with_a_pause(ring_bytes: u32) -> Result<Daemon> {
             ("MEMTRACE_TUNE_RING_BYTES", ring_bytes.to_string()),
         ],
         configuration: Some("[ceiling]\nfirings_per_second = 0\n".to_owned()),
-        ..Options::default()
     };
     Daemon::start_with(&options.knowing(&fixture::build(Variant::Plain)?))
 }

@@ -22,6 +22,8 @@ const WALKING: &str = "Library calls at a hot site: the same below 16 callers th
 /// Pairs a run, a millisecond: the records of ten times as many fit into the ring buffer, which
 /// is emptied every 20 ms.
 const PAIRS: u32 = 200;
+/// Runs at a stretch whose stacks are copied: of more than that the daemon unwinds some too late.
+const COPIED_RUNS: u32 = 10;
 /// What `bench_loops cuda` allocates.
 const BYTES: u32 = 4_096;
 
@@ -42,7 +44,10 @@ pub fn run(programs: &Programs, plan: Plan, runtime: &Path) -> anyhow::Result<Ve
     // from the first call on.
     let _held = Held::new(&programs.loops, runtime)?;
     let mut over = Vec::new();
-    for (title, name, ratio) in [(COPYING, "cuda-copied", COPIED), (WALKING, "cuda", WALKED)] {
+    for (title, name, ratio, runs) in [
+        (COPYING, "cuda-copied", COPIED, plan.runs.min(COPIED_RUNS)),
+        (WALKING, "cuda", WALKED, plan.runs),
+    ] {
         let bench = Bench {
             title,
             tracers: &[Tracer::Untraced, Tracer::Empty, Tracer::Memtrace],
@@ -51,7 +56,7 @@ pub fn run(programs: &Programs, plan: Plan, runtime: &Path) -> anyhow::Result<Ve
             domain: "cuda",
             bar: Bar { base: Tracer::Empty, ratio },
         };
-        over.extend(rounds::run(&bench, programs, plan)?);
+        over.extend(rounds::run(&bench, programs, Plan { runs, ..plan })?);
     }
     Ok(over)
 }
