@@ -48,7 +48,7 @@ pub(super) struct Below<'a> {
 pub(super) fn of_process(
     core: &Core,
     setting: &Setting,
-    (process, serial): (&Process, u32),
+    (process, serial, age): (&Process, u32, Option<f32>),
     domain: Domain,
     below: &Below<'_>,
     now_ns: u64,
@@ -68,9 +68,7 @@ pub(super) fn of_process(
     if explained + below.hushed >= growth * EXPLAINED {
         return None;
     }
-    let since_ns = setting.anchor.monotonic_of_boot(process.start_ns);
-    judgement.evidence.process_age_seconds =
-        Some(Evidence::seconds(now_ns.saturating_sub(since_ns)));
+    judgement.evidence.process_age_seconds = age;
     let many = process.sites.iter().filter(|site| site.domain == domain.name()).count();
     judgement.decided_by.push(format!("the sum over {many} sites, none of which explains it"));
     Some(Finding {

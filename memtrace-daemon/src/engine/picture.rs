@@ -201,7 +201,8 @@ impl Painter<'_> {
         painted.device = devices::of_process(&core.host, &painted);
         let since_ns = setting.anchor.monotonic_of_boot(painted.start_ns);
         let age = Evidence::seconds(now_ns.saturating_sub(since_ns));
-        self.rows.of_age(Some(age).filter(|_| painted.start_ns != 0));
+        let age = Some(age).filter(|_| painted.start_ns != 0);
+        self.rows.of_age(age);
         let config = &core.config.verdict;
         let hushed = self.rows.hushed(config);
         for (site, judgement) in self.rows.give_to(&mut painted, config) {
@@ -213,7 +214,7 @@ impl Painter<'_> {
                     findings: self.findings.get(first..).unwrap_or_default(),
                     hushed: hushed.get(domain).map_or(0.0, |hushed| hushed.growth),
                 };
-                let subject = (&painted, books.serial);
+                let subject = (&painted, books.serial, age);
                 let found = levels::of_process(core, setting, subject, *domain, &below, *now_ns);
                 self.findings.extend(found);
             }

@@ -36,11 +36,15 @@ impl Paces {
         }
     }
 
+    fn running(&self) -> impl Iterator<Item = ProcessEntry> {
+        let all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
+        all.filter(|entry| !entry.ended())
+    }
+
     /// The process that has an address space now.
     #[must_use]
     pub fn process_of(&self, space: u32) -> Option<u32> {
-        let mut all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
-        all.find(|entry| entry.space == space && !entry.ended()).map(|entry| entry.key.tgid)
+        self.running().find(|entry| entry.space == space).map(|entry| entry.key.tgid)
     }
 
     /// Books that nobody sees any more what becomes of the memory of a process whose pointers are
@@ -49,8 +53,7 @@ impl Paces {
     /// # Errors
     /// What the kernel said.
     pub fn forget(&self, pid: u32, class: u8) -> Result<(), TracerError> {
-        let all = self.processes.iter().flatten().map(|(_, Plain(entry))| entry);
-        for entry in all.filter(|entry| !entry.ended() && entry.key.tgid == pid) {
+        for entry in self.running().filter(|entry| entry.key.tgid == pid) {
             sys::bpf_prog_test_run(self.forget.as_fd(), &whose(entry.space, class))
                 .map_err(|source| TracerError::Run { name: FORGET, source })?;
         }
