@@ -5,6 +5,7 @@
 //! cumulative and come whole, so a record that is lost or late makes a number late, never wrong.
 
 mod accounts;
+mod ages;
 mod apply;
 mod calls;
 mod cohorts;
@@ -23,6 +24,7 @@ mod terms;
 mod waiting;
 
 pub use accounts::{AccountBooks, Holder, LiveAges, StackSample};
+pub use ages::FreedAges;
 pub use cohorts::{Cohort, Cohorts};
 pub use config::LedgerConfig;
 pub use effects::{Effects, Unfamiliar};

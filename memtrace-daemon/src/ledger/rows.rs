@@ -1,9 +1,10 @@
 //! The books as the verdict looks at them: one sample a row and tick.
 
-use memtrace_common::{AGE_CLASSES, Amount, Domain, FunctionId};
+use memtrace_common::{Amount, Domain, FunctionId};
 
 use super::Ledger;
 use super::accounts::{Holder, LiveAges};
+use super::ages::FreedAges;
 use super::cohorts::Cohorts;
 use super::process::{FoldedKey, ProcessBooks};
 use crate::catalog;
@@ -55,9 +56,8 @@ pub struct RowSample<'a> {
     pub allocated: Amount,
     /// Freed since attach.
     pub freed: Amount,
-    /// Frees by the age of what was freed: class 0 is below a window, class n below 2^n windows,
-    /// the last one is open.
-    pub ages: [u64; AGE_CLASSES],
+    /// Frees by the age of what was freed.
+    pub ages: FreedAges,
     /// What became of what was allocated when, where every single object is followed.
     pub cohorts: Option<&'a Cohorts>,
     /// How old what is live is, where it is not: kernel memory, as last looked up.
@@ -98,7 +98,7 @@ impl Ledger {
                 live,
                 allocated: account.allocated,
                 freed: account.freed,
-                ages: account.ages,
+                ages: FreedAges::of(account.ages),
                 cohorts: None,
                 live_ages: books.live_ages,
                 first_ns: account.first_ns,

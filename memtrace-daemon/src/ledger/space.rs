@@ -10,9 +10,10 @@ mod missing;
 
 use std::collections::hash_map::Entry;
 
-use memtrace_common::{AGE_CLASSES, Amount, FreeReason, FunctionId, Totals};
+use memtrace_common::{Amount, FreeReason, FunctionId, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::ages::FreedAges;
 use super::cohorts::Cohorts;
 use super::tensors::{Tensors, is_part};
 use super::waiting::Waiting;
@@ -77,8 +78,8 @@ pub struct CallSite {
     pub low_bytes: u64,
     /// Whether its objects have no bytes.
     counted: bool,
-    /// Frees by age, in classes that double from a window on.
-    pub(super) ages: [u64; AGE_CLASSES],
+    /// Frees by age.
+    pub(super) ages: FreedAges,
     /// What became of what was allocated when.
     pub(super) cohorts: Cohorts,
 }
@@ -393,7 +394,6 @@ impl Space {
             return false;
         };
         let window = self.window(call.time_ns);
-        let class = age_class(time_ns.saturating_sub(call.time_ns), self.window_ns);
         if let Some(site) = self.sites.get_mut(call.site as usize) {
             let term = match reason {
                 FreeReason::Freed => &mut site.freed,
@@ -405,10 +405,8 @@ impl Space {
             let weight = site.weight(Amount { count: 1, bytes: call.bytes }).bytes;
             site.cohorts.freed(window, weight);
             // What a reset takes says nothing of how long anything is kept.
-            if reason != FreeReason::Closed
-                && let Some(frees) = site.ages.get_mut(class)
-            {
-                *frees += 1;
+            if reason != FreeReason::Closed {
+                site.ages.freed(time_ns.saturating_sub(call.time_ns), self.window_ns);
             }
         }
         true
@@ -448,18 +446,11 @@ fn position(
             first_ns: time_ns,
             low_bytes: 0,
             counted: catalog::name_and_domain(function).is_some_and(|(_, of)| of.is_counted()),
-            ages: [0; AGE_CLASSES],
+            ages: FreedAges::default(),
             cohorts: Cohorts::default(),
         });
         sites.len() - 1
     })
-}
-
-/// Class 0 is below a window, class n below 2^n windows, the last one is open.
-fn age_class(age_ns: u64, window_ns: u64) -> usize {
-    let windows = age_ns / window_ns.max(1);
-    let class = usize::try_from(u64::BITS - windows.leading_zeros()).unwrap_or(0);
-    class.min(AGE_CLASSES - 1)
 }
 
 /// How many events totals have counted.

@@ -80,7 +80,7 @@ impl Default for VerdictConfig {
             min_bytes: 1 << 20,
             min_objects: 64,
             growing_windows: 6,
-            turnover_windows: 22,
+            turnover_windows: 21,
             leak_windows: 48,
             plateau_windows: 12,
             leak_steps: 12,

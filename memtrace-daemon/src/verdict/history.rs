@@ -9,6 +9,7 @@ use super::kept::Kept;
 use super::old::Old;
 use super::pyramid::{Pyramid, Rough, Window};
 use super::weigh::Weighed;
+use crate::ledger::FreedAges;
 use crate::snapshot::Verdict;
 
 /// A new maximum is one by more than this share of the growth so far.
@@ -30,7 +31,7 @@ pub(super) struct Look {
     /// Cumulative.
     pub(super) allocated: Amount,
     pub(super) freed: Amount,
-    pub(super) ages: [u64; AGE_CLASSES],
+    pub(super) ages: FreedAges,
     /// Of `live`: bytes that are old, of a sum whose objects are followed one by one.
     pub(super) old_bytes: Option<u64>,
     /// First allocation, monotonic ns.
@@ -119,7 +120,7 @@ impl History {
             sum: false,
             watched_ns: now_ns,
             allocated: look.allocated,
-            ages: look.ages,
+            ages: look.ages.frees,
             live_bytes: look.live.bytes,
             traffic,
             windows: 0,
@@ -275,9 +276,9 @@ impl History {
     }
 
     /// Frees by age since watching began.
-    pub(super) fn ages(&self) -> [u64; AGE_CLASSES] {
+    pub(super) fn ages(&self) -> FreedAges {
         let mut ages = self.now.ages;
-        for (now, then) in ages.iter_mut().zip(self.ages) {
+        for (now, then) in ages.frees.iter_mut().zip(self.ages) {
             *now = now.saturating_sub(then);
         }
         ages
@@ -304,11 +305,16 @@ impl History {
 
     /// Windows with work since the first free was seen; `None` where hardly anything was freed.
     pub(super) fn turned_over_for(&self) -> Option<u32> {
-        let freed = self.ages().iter().sum::<u64>() as f64;
+        let freed = self.ages().frees.iter().sum::<u64>() as f64;
         let allocated = self.now.allocated.count.saturating_sub(self.allocated.count) as f64;
         self.first_free
             .filter(|_| freed >= allocated * TURNOVER)
             .map(|first| self.active.saturating_sub(first))
+    }
+
+    /// Windows with work since the first free.
+    pub(super) fn freeing_for(&self) -> Option<u32> {
+        self.first_free.map(|first| self.active.saturating_sub(first))
     }
 
     /// By how much larger allocations are than at first.

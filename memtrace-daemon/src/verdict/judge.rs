@@ -294,7 +294,7 @@ fn survivors(config: &VerdictConfig, history: &History, row: &RowFacts<'_>) -> V
     match row.cohorts {
         Some(cohorts) => survival(cohorts, window_of(config, row.now_ns), config.window_seconds),
         None => survival_by_ages(
-            &history.ages(),
+            &history.ages().frees,
             |windows| history.allocated_before(windows),
             config.window_seconds,
         ),

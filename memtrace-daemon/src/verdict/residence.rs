@@ -3,7 +3,7 @@
 
 use memtrace_common::AGE_CLASSES;
 
-use crate::ledger::Cohorts;
+use crate::ledger::{Cohorts, FreedAges};
 use crate::snapshot::Survival;
 
 /// Frees that are older than the residence time may undo this share of the growth at most.
@@ -11,27 +11,44 @@ const OLDER: f64 = 0.1;
 
 /// Base windows by which nearly all was freed that ever was; 1 where nothing was. `ages` are
 /// frees by age while watched, `growth` is by how many objects live memory grew.
-pub(super) fn residence(ages: &[u64; AGE_CLASSES], growth: u64) -> u32 {
-    let total: u64 = ages.iter().sum();
+pub(super) fn residence(ages: &FreedAges, growth: u64) -> u32 {
+    let total: u64 = ages.frees.iter().sum();
     let allowed = (growth as f64 * OLDER).max(total as f64 * 0.001);
     let mut older = 0_u64;
-    for (class, frees) in ages.iter().enumerate().rev() {
+    for (class, frees) in ages.frees.iter().enumerate().rev() {
         older += frees;
         if older as f64 > allowed {
-            return 1 << class;
+            return ages.until(class);
         }
     }
     1
 }
 
 /// Bytes still live of what was allocated within the last `reach` windows, but at least `age`
-/// windows ago.
+/// windows ago. Of a span that is only in part so old that part counts as far as as much is left
+/// of it as of older ones: of what leaves in the order in which it came nothing may be.
 pub(super) fn old_bytes(cohorts: &Cohorts, now: u32, age: u32, reach: u32) -> u64 {
     let (from, until) = (now.saturating_sub(reach), now.saturating_sub(age));
-    let old = |cohort: &&crate::ledger::Cohort| {
-        cohort.start >= from && cohort.start.saturating_add(cohort.width) <= until
-    };
-    cohorts.iter().filter(old).map(|cohort| cohort.live_bytes).sum()
+    let (mut bytes, mut allocated, mut live) = (0_u64, 0.0, 0.0);
+    for cohort in cohorts.iter() {
+        let end = cohort.start.saturating_add(cohort.width);
+        if end <= until {
+            allocated += f64::from(cohort.allocated);
+            live += f64::from(cohort.live);
+        }
+        if cohort.start < from {
+            continue;
+        }
+        if end <= until {
+            bytes = bytes.saturating_add(cohort.live_bytes);
+        } else if cohort.start < until && live > 0.0 {
+            let part = f64::from(until - cohort.start) / f64::from(cohort.width.max(1));
+            let left = f64::from(cohort.allocated) * part * live / allocated;
+            let share = (left / f64::from(cohort.live.max(1))).min(part);
+            bytes = bytes.saturating_add((cohort.live_bytes as f64 * share) as u64);
+        }
+    }
+    bytes
 }
 
 /// Of what was allocated at least 1, 2, 4, 8, … windows ago, how much is still live.
@@ -89,14 +106,15 @@ mod tests {
 
     #[test]
     fn old_frees_count_where_they_could_undo_the_growth() {
-        assert_eq!(residence(&[0; AGE_CLASSES], 100), 1);
+        let by_class = |frees, growth| residence(&FreedAges::of(frees), growth);
+        assert_eq!(by_class([0; AGE_CLASSES], 100), 1);
         // Heavy traffic that lives for less than a window.
-        assert_eq!(residence(&[100_000, 0, 0, 0, 0, 0, 0, 0], 50), 1);
+        assert_eq!(by_class([100_000, 0, 0, 0, 0, 0, 0, 0], 50), 1);
         // A collector that frees everything after up to 16 windows.
-        assert_eq!(residence(&[10, 20, 40, 80, 160, 0, 0, 0], 300), 16);
+        assert_eq!(by_class([10, 20, 40, 80, 160, 0, 0, 0], 300), 16);
         // Five old frees are nothing beside 300 objects of growth, and much beside 10.
-        assert_eq!(residence(&[1_000, 0, 0, 0, 0, 5, 0, 0], 300), 1);
-        assert_eq!(residence(&[1_000, 0, 0, 0, 0, 5, 0, 0], 10), 32);
+        assert_eq!(by_class([1_000, 0, 0, 0, 0, 5, 0, 0], 300), 1);
+        assert_eq!(by_class([1_000, 0, 0, 0, 0, 5, 0, 0], 10), 32);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Sums over the sites of a process and over the processes of a service, so that many sites that
 //! grow a little each, and workers that die before they are caught, are seen.
 
-use memtrace_common::{AGE_CLASSES, Amount, Domain};
+use memtrace_common::{Amount, Domain};
 use rustc_hash::FxHashMap;
 
 use super::history::Look;
 use super::residence::old_bytes;
-use crate::ledger::{FoldedKey, RowSample};
+use crate::ledger::{FoldedKey, FreedAges, RowSample};
 
 /// Windows of a process' life that a service does not count: start-up.
 const START: u32 = 2;
@@ -128,9 +128,7 @@ impl Sums {
         look.live = look.live.saturating_add(sample.live);
         look.allocated = look.allocated.saturating_add(sample.allocated);
         look.freed = look.freed.saturating_add(sample.freed);
-        for (ages, more) in look.ages.iter_mut().zip(sample.ages) {
-            *ages += more;
-        }
+        look.ages.add(&sample.ages);
         look.first_ns = look.first_ns.min(sample.first_ns);
         sum.rows += 1;
         sum.largest = sum.largest.max(sample.live.bytes);
@@ -240,7 +238,7 @@ impl Service {
             live: Amount { count: 0, bytes },
             allocated: Amount { count: self.allocations, bytes: 0 },
             freed: Amount::default(),
-            ages: [0; AGE_CLASSES],
+            ages: FreedAges::default(),
             old_bytes: self.old,
             first_ns: self.first_ns,
         }
@@ -269,7 +267,7 @@ mod tests {
             live,
             allocated: live,
             freed: Amount::default(),
-            ages: [0; AGE_CLASSES],
+            ages: FreedAges::default(),
             cohorts: None,
             live_ages: None,
             first_ns: 1,

@@ -3,7 +3,7 @@
 use memtrace_common::{Amount, Domain};
 
 use super::*;
-use crate::ledger::FoldedKey;
+use crate::ledger::{FoldedKey, FreedAges};
 
 const SECOND: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -58,7 +58,7 @@ impl Site {
             live: self.allocated.saturating_sub(self.freed),
             allocated: self.allocated,
             freed: self.freed,
-            ages: [self.freed.count, 0, 0, 0, 0, 0, 0, 0],
+            ages: FreedAges::of([self.freed.count, 0, 0, 0, 0, 0, 0, 0]),
             cohorts: None,
             live_ages: None,
             first_ns: SECOND,

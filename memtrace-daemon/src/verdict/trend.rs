@@ -18,6 +18,8 @@ pub(super) struct Trend {
     pub(super) width: u32,
     /// Points from the valley on.
     pub(super) points: u32,
+    /// Points before these that were as low.
+    low: u32,
     /// Points above the one before, and below it.
     pub(super) rising: u32,
     pub(super) falling: u32,
@@ -30,6 +32,8 @@ pub(super) struct Trend {
     /// the process has other work: 1 is straight.
     pub(super) by_time: Option<f64>,
     pub(super) by_work: Option<f64>,
+    /// The same of the number of live objects, by windows.
+    pub(super) by_objects: Option<f64>,
     /// By how much `by_time` may differ by chance: its standard error, from how much steps differ.
     pub(super) by_chance: f64,
     /// New maxima, and base windows since the last one.
@@ -53,6 +57,14 @@ impl Trend {
     /// Base windows from the valley to the end.
     pub(super) fn windows(&self) -> u32 {
         self.points.saturating_sub(1).saturating_mul(self.width)
+    }
+
+    /// Base windows of growth: where it comes in steps, the way to the first one counts as far as
+    /// it is from one to the next.
+    pub(super) fn grew_for(&self) -> u32 {
+        let way = f64::from(self.low.saturating_mul(self.width)).min(self.gap() - 1.0);
+        // `as` saturates.
+        self.windows().saturating_add(way as u32)
     }
 
     /// Bytes.
@@ -141,11 +153,15 @@ fn along(tier: &Tier, before: usize, envelope: &[f64], scratch: &mut Scratch) ->
         .iter()
         .fold((f64::INFINITY, 0.0_f64), |(low, high), floor| (low.min(*floor), high.max(*floor)));
     let range = high - low;
-    let valley = envelope.iter().rposition(|floor| *floor <= low + range * VALLEY_SHARE)?;
+    let low_until = low + range * VALLEY_SHARE;
+    let valley = envelope.iter().rposition(|floor| *floor <= low_until)?;
+    let low = envelope.iter().take(valley).rev();
+    let low = count(low.take_while(|floor| **floor <= low_until));
     let rise = envelope.get(valley..)?;
     let (first, last) = (*rise.first()?, *rise.last()?);
     let mut trend = Trend {
         width: tier.width,
+        low,
         points: u32::try_from(rise.len()).unwrap_or(u32::MAX),
         rising: count(rise.windows(2).filter(|pair| pair.first() < pair.last())),
         falling: count(rise.windows(2).filter(|pair| pair.first() > pair.last())),
@@ -227,8 +243,10 @@ fn thirds<W: Iterator<Item = Window>>(
         let of = windows().skip(from).take(third).map(|window| f64::from(window.objects));
         median(of, &mut scratch.middle).unwrap_or(0.0)
     };
-    trend.objects_first = objects(0);
-    trend.objects_last = objects(rise.len() - third);
+    let numbers = parts.map(&mut objects);
+    let [a, b, c] = numbers;
+    trend.by_objects = ratio((c - b) / (last - second), (b - a) / second);
+    (trend.objects_first, trend.objects_last) = (a, c);
 }
 
 /// Of the quotient of growth over two spans of so many steps each, where steps come at random.

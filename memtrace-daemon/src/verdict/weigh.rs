@@ -45,6 +45,8 @@ const BEYOND_CHANCE: f64 = 6.0;
 /// where a queue is to be told from a cache that fills anew with each rise of load.
 const MOST_WINDOWS: f64 = 0.5;
 const NEARLY_ALL: f64 = 0.8;
+/// Share of the windows from which on growth is no step of a pool: it follows its load.
+const ALWAYS: f64 = 0.95;
 /// Windows that the envelope of a queue reaches over.
 const QUEUE_REACH: u32 = 4;
 /// Share of the growth that must be older than what is freed.
@@ -61,7 +63,7 @@ pub(super) struct Weighed {
     pub(super) residence: u32,
     /// Whether the site frees, and has done so for long enough to know how soon.
     pub(super) turns_over: bool,
-    /// Share of the growth that is older than two residence times, where that is known.
+    /// Share of the growth that is older than what is freed, where that is known.
     pub(super) old_share: Option<f64>,
     /// Bytes that are so old, whenever they came, and how many windows that is; of a leak as many
     /// as when it was called.
@@ -115,7 +117,7 @@ impl Weighed {
     /// up for the rest.
     pub(super) fn nearly(&self, config: &VerdictConfig) -> bool {
         let (share, whole) = IDLE_NEEDS;
-        let seen = self.trend.map_or(0, |trend| trend.windows());
+        let seen = self.trend.map_or(0, |trend| trend.grew_for());
         self.grows && seen >= needed(config, self) * share / whole
     }
 }
@@ -174,11 +176,18 @@ pub(super) fn weigh(
     weighed.larger = history.larger();
     let mut best: Option<Weighed> = None;
     let mut slowest = None;
-    // A queue that gets longer frees later and later: there is no envelope that it fits under.
-    let reaches = [(residence, false), (residence.min(QUEUE_REACH), true)];
+    // A queue that gets longer frees later and later: there is no envelope that it fits under. What
+    // was filled before anything was freed is another episode.
+    let freeing = history.freeing_for().map_or(since, |windows| windows.min(since));
+    let reaches = [
+        (since, residence, false),
+        (freeing, residence, false),
+        (since, residence.min(QUEUE_REACH), true),
+    ];
     let tiers = history.pyramid.tiers.iter();
-    let looks = tiers.flat_map(|tier| reaches.map(|(reach, queue)| (tier, reach, queue)));
-    for (tier, reach, queue) in looks {
+    let looks =
+        tiers.flat_map(|tier| reaches.map(|(since, reach, queue)| (tier, since, reach, queue)));
+    for (tier, since, reach, queue) in looks {
         if queue && !weighed.turns_over {
             continue;
         }
@@ -247,11 +256,22 @@ fn old(
     }
 }
 
+/// How straight growth is. Where nothing was ever freed the number of objects tells as well: sizes
+/// differ by chance.
+pub(super) fn straight(weighed: &Weighed) -> Option<f64> {
+    let trend = weighed.trend.as_ref()?;
+    let by_objects = trend.by_objects.filter(|_| !weighed.turns_over && !weighed.sum);
+    match (trend.straight(), by_objects) {
+        (Some(bytes), Some(objects)) => Some(bytes.max(objects)),
+        (bytes, _) => bytes,
+    }
+}
+
 /// By how much a site that never frees has slowed down, if it has.
 fn slows(config: &VerdictConfig, weighed: &Weighed) -> Option<f64> {
     let trend = weighed.trend.as_ref()?;
     let [_, last] = config.straight;
-    let straight = trend.straight().filter(|straight| *straight < last);
+    let straight = straight(weighed).filter(|straight| *straight < last);
     straight.or_else(|| trend.fewer(FEWER, FEWER_BY_CHANCE))
 }
 
@@ -260,9 +280,14 @@ fn rank(weighed: &Weighed) -> (bool, bool) {
     (weighed.leak, weighed.grows)
 }
 
-/// Windows from which on what is live is old: twice the residence time.
-fn old_age(weighed: &Weighed, trend: &Trend) -> u32 {
-    let age = if weighed.queues() { trend.windows() / 8 } else { weighed.residence * 2 };
+/// Windows from which on what is live is old: a little more than the residence time, which is
+/// known to an eighth.
+pub(super) fn old_age(weighed: &Weighed, trend: &Trend) -> u32 {
+    let age = if weighed.queues() {
+        trend.windows() / 8
+    } else {
+        weighed.residence + weighed.residence.div_ceil(8)
+    };
     age.max(2)
 }
 
@@ -299,11 +324,18 @@ pub(super) fn needed(config: &VerdictConfig, weighed: &Weighed) -> u32 {
         true => config.turnover_windows,
         false => config.leak_windows,
     };
-    // Where steps are few it takes longer to see that they become fewer.
-    let longer = config.leak_windows * 13 / 10;
+    // Where steps are few it takes longer to see that they become fewer. The contract's time is for
+    // sites; sums wait until these were judged.
+    let longer = match weighed.sum {
+        true => config.leak_windows * 13 / 10,
+        false => config.leak_windows * 5 / 4,
+    };
     let few = |trend: Trend| !weighed.turns_over && trend.maxima * 2 < trend.windows();
     let windows = if weighed.trend.is_some_and(few) { longer } else { windows };
-    let residence = weighed.residence.saturating_mul(2);
+    let residence = match known {
+        true => weighed.residence.saturating_mul(5) / 4,
+        false => weighed.residence.saturating_mul(2),
+    };
     if weighed.queues() { windows.max(residence.min(longer)) } else { windows.max(residence) }
 }
 
@@ -312,15 +344,16 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
     let mut missing = Vec::new();
     let Some(trend) = &weighed.trend else { return missing };
     missing.extend(weighed.slowed.map(Missing::Straight));
-    let (seen, needed) = (trend.windows(), needed(config, weighed));
+    let (seen, needed) = (trend.grew_for(), needed(config, weighed));
     let idle_enough =
         weighed.idle > 0 && weighed.nearly(config) && seen + weighed.idle >= needed + needed / 4;
     if seen < needed && !idle_enough {
         missing.push(Missing::Time(needed - seen));
     }
-    let steps = match weighed.turns_over {
-        true => config.leak_steps / 2,
-        false => config.leak_steps,
+    let steps = match (weighed.turns_over, weighed.sum) {
+        (true, false) => config.leak_steps * 5 / 12,
+        (true, true) => config.leak_steps / 2,
+        (false, _) => config.leak_steps,
     };
     if trend.maxima < steps {
         missing.push(Missing::Steps(trend.maxima, steps));
@@ -328,7 +361,7 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
     if trend.slope.p >= config.trend_p || trend.slope.low <= 0.0 {
         missing.push(Missing::Chance(trend.slope.p));
     }
-    let straight = trend.straight().unwrap_or(0.0);
+    let straight = straight(weighed).unwrap_or(0.0);
     // What is copied into larger and larger blocks grows in larger and larger steps.
     let enough = match weighed.grows_in_size() {
         true => STRAIGHT_IN_STEPS,
@@ -340,7 +373,8 @@ pub(super) fn missing(config: &VerdictConfig, weighed: &Weighed) -> Vec<Missing>
         missing.extend(trend.fewer(FEWER, FEWER_BY_CHANCE).map(Missing::Straight));
         let work = trend.by_work.is_some_and(|ratio| ratio < BURSTS && trend.work_counts());
         let most = trend.by_time.unwrap_or(0.0).max(trend.load.unwrap_or(0.0));
-        let bursts = Some(most).filter(|ratio| *ratio > BURSTS && !work);
+        let follows = !weighed.sum && trend.width == 1 && trend.rises_in(ALWAYS);
+        let bursts = Some(most).filter(|ratio| *ratio > BURSTS && !work && !follows);
         missing.extend(bursts.map(Missing::Bursts));
     }
     if rests(trend) {
@@ -417,5 +451,5 @@ pub(super) fn look(sample: &crate::ledger::RowSample<'_>) -> Look {
 pub(super) fn straight_margin(config: &VerdictConfig, weighed: &Weighed) -> f64 {
     let Some(trend) = &weighed.trend else { return 0.0 };
     let enough = straight_enough(config, trend.windows(), needed(config, weighed));
-    trend.straight().unwrap_or(0.0) - enough
+    straight(weighed).unwrap_or(0.0) - enough
 }

@@ -1,7 +1,7 @@
 //! A verdict in words that a person can check: what was seen, and what would decide.
 
 use super::VerdictConfig;
-use super::weigh::{Missing, Weighed, missing};
+use super::weigh::{self, Missing, Weighed, missing};
 use crate::human;
 use crate::snapshot::{Evidence, Verdict};
 
@@ -95,7 +95,7 @@ fn share(share: f64) -> String {
 }
 
 fn straight(weighed: &Weighed) -> Option<String> {
-    let ratio = weighed.trend?.straight().filter(|_| !weighed.grows_in_size())?;
+    let ratio = weigh::straight(weighed).filter(|_| !weighed.grows_in_size())?;
     Some(format!("it does not slow down: late growth is {ratio:.2} of growth before"))
 }
 
@@ -145,7 +145,8 @@ fn wants(config: &VerdictConfig, weighed: &Weighed, missing: &Missing) -> String
             "what is live is young: {:.0} % of the growth is older than {}",
             share * 100.0,
             human::duration(
-                f64::from(weighed.residence.saturating_mul(2).max(2)) * config.window_seconds
+                f64::from(weighed.trend.map_or(0, |trend| weigh::old_age(weighed, &trend)))
+                    * config.window_seconds
             )
         ),
     }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use memtrace_common::{AGE_CLASSES, AccountKey, Amount, Context, Domain, KMALLOC};
-use memtrace_daemon::ledger::{FoldedKey, RowKey, RowSample};
+use memtrace_daemon::ledger::{FoldedKey, FreedAges, RowKey, RowSample};
 use memtrace_daemon::verdict::{RowFacts, Rule, Surroundings, VerdictConfig, Verdicts};
 
 const ROWS: u64 = 10_000;
@@ -35,7 +35,7 @@ fn sample(row: u64, now_ns: u64) -> RowSample<'static> {
         live: Amount { count: 100 + second / 10, bytes },
         allocated: Amount { count, bytes: count * 8_192 },
         freed: Amount { count: count / 2, bytes: count * 4_096 },
-        ages: [count / 2; AGE_CLASSES],
+        ages: FreedAges::of([count / 2; AGE_CLASSES]),
         cohorts: None,
         live_ages: None,
         first_ns: SECOND,

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::cases::Case;
 use crate::expect::{Expectation, STEADY, Target};
 use crate::stage::{LOOK, Watcher};
-use crate::world::{SECOND, SiteId, World};
+use crate::world::{SECOND, SiteId, WINDOW, World};
 
 /// The rules, in the order of what [`run`] gives back.
 pub const RULES: [&str; 4] = ["memtrace", "outstanding", "quartile", "regression"];
@@ -34,6 +34,8 @@ pub struct Plan {
 pub struct Found {
     /// Seconds from the first lost byte; `None` where it was never called a leak.
     pub after: Option<f64>,
+    /// Of these: in windows in which there was nothing to do.
+    pub rested: f64,
     /// Bytes lost by then.
     pub bytes: u64,
     /// What is known of its turnover by then.
@@ -207,6 +209,7 @@ impl<'a> Judge<'a> {
                     let found = subject.and_then(|subject| follow.calls.get(&subject).copied());
                     outcome.found.push(found.unwrap_or(Found {
                         after: None,
+                        rested: 0.0,
                         bytes: 0,
                         turnover: Turnover::Unknown,
                         domain: None,
@@ -428,6 +431,7 @@ fn found(world: &World, rows: &FxHashMap<RowKey, SiteId>, subject: Subject) -> F
     let after = growth_ns.map(|ns| world.now_ns().saturating_sub(ns) as f64 / SECOND as f64);
     Found {
         after,
+        rested: sites.iter().map(|site| site.rested * WINDOW).min().unwrap_or(0) as f64,
         bytes: sites.iter().map(|site| site.lost_bytes).sum(),
         turnover: match (subject, sites.first()) {
             (Subject::Row(_), Some(site)) if site.frees == 0 || site.moves => Turnover::Unknown,

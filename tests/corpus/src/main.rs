@@ -15,7 +15,7 @@ use memtrace_corpus::tune::{
 /// What to measure, and how much to say.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only cases whose name begins with this
+    /// Only the case of this name, or where there is none those whose names begin with this
     #[arg(long)]
     case: Option<String>,
     /// Only this seed
@@ -59,7 +59,12 @@ fn main() -> anyhow::Result<()> {
     }
     let mut cases = cases::all();
     if let Some(name) = &args.case {
-        cases.retain(|case| case.name.starts_with(name.as_str()));
+        let is_one = cases.iter().any(|case| case.name == name);
+        cases.retain(
+            |case| {
+                if is_one { case.name == name } else { case.name.starts_with(name.as_str()) }
+            },
+        );
     }
     if cases.is_empty() {
         bail!("no case begins with {:?}", args.case.unwrap_or_default());

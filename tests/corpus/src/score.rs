@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use crate::judge::{Outcome, Turnover};
 
-/// A leak is to be called within so many seconds where its site frees something, or within so
-/// many times as long as what is freed lives, where that is longer: younger memory tells nothing.
+/// A leak is to be called within so many seconds of growth where its site frees something, or
+/// within so many times as long as what is freed lives, where that is longer: younger memory tells
+/// nothing. Windows in which there is nothing to do are no growth.
 pub const SOON: f64 = 300.0;
 /// See above.
 pub const LIVES: f64 = 3.0;
-/// Where nothing of it was ever freed, not before and not after so many seconds of growth.
+/// Where nothing of it was ever freed, not before so many seconds have passed, and not after so
+/// many seconds of growth.
 pub const UNFREED: (f64, f64) = (480.0, 720.0);
 /// Groups of confidence that are told apart.
 const GROUPS: usize = 10;
@@ -68,7 +70,7 @@ impl Score {
                         Turnover::OfMany => continue,
                     };
                     group.0 += 1;
-                    group.1 += usize::from((from..=to).contains(&after));
+                    group.1 += usize::from(after >= from && after - found.rested <= to);
                     self.early += usize::from(after < from);
                 }
                 _ => self.false_negatives += 1,

@@ -108,13 +108,21 @@ pub(super) fn calls(out: &mut impl Write, cases: &[Case], played: &[Played]) -> 
         for found in one.outcomes.first().into_iter().flat_map(|outcome| &outcome.found) {
             let minutes = found.after.map(|seconds| format!("{:.1} min", seconds / 60.0));
             let minutes = minutes.unwrap_or_else(|| "never".to_owned());
+            let growth = found.after.map(|seconds| (seconds - found.rested) / 60.0);
+            let growth = growth.filter(|_| found.rested > 0.0);
+            let growth = growth.map(|minutes| format!(", {minutes:.1} of growth"));
+            let growth = growth.unwrap_or_default();
             let domain = found.domain.map_or("", Domain::name);
             let turnover = match found.turnover {
                 Turnover::Unknown => String::new(),
                 Turnover::Known(seconds) => format!("lives {seconds:.0} s"),
                 Turnover::OfMany => "of many".to_owned(),
             };
-            writeln!(out, "{name:20} seed {:8} {domain:8} {turnover:12} {minutes:>10}", one.seed)?;
+            writeln!(
+                out,
+                "{name:20} seed {:8} {domain:8} {turnover:12} {minutes:>10}{growth}",
+                one.seed
+            )?;
         }
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! Each rule on a line, a level and a saw-tooth.
 
-use memtrace_common::{AGE_CLASSES, Amount, Domain};
+use memtrace_common::{Amount, Domain};
 
 use super::{Outstanding, Quartile, Regression};
-use crate::ledger::{FoldedKey, RowKey, RowSample};
+use crate::ledger::{FoldedKey, FreedAges, RowKey, RowSample};
 use crate::snapshot::Verdict;
 use crate::verdict::{Rule, Subject, Surroundings};
 
@@ -22,7 +22,7 @@ fn run(rule: &mut dyn Rule, seconds: u64, level: impl Fn(u64) -> u64) -> Verdict
             live: Amount { count: 1, bytes },
             allocated: Amount { count: 1, bytes },
             freed: Amount::default(),
-            ages: [0; AGE_CLASSES],
+            ages: FreedAges::default(),
             cohorts: None,
             live_ages: None,
             first_ns: 0,

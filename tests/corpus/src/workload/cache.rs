@@ -98,7 +98,7 @@ impl Workload for Cache {
         if unbounded {
             self.keys = Keys::Unique;
         }
-        let level = self.load.level(second, &mut world.random);
+        let level = world.level(self.site, &self.load);
         for at_ns in world.arrivals(self.rate * level) {
             let key = self.key(world);
             if self.held.contains_key(&key) {

@@ -56,7 +56,7 @@ impl Grower {
 
 impl Workload for Grower {
     fn second(&mut self, world: &mut World) {
-        let level = self.load.level(world.second(), &mut world.random);
+        let level = world.level(self.site, &self.load);
         self.needed += self.bytes_a_second * level;
         let needed = (self.needed as u64).min(self.bound);
         let now = self.bytes;

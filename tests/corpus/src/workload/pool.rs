@@ -52,7 +52,7 @@ impl Pool {
 
 impl Workload for Pool {
     fn second(&mut self, world: &mut World) {
-        let level = self.load.level(world.second(), &mut world.random);
+        let level = world.level(self.site, &self.load);
         for at_ns in world.arrivals(self.rate * level) {
             while let Some(Reverse((end_ns, bytes))) = self.used.peek().copied()
                 && end_ns <= at_ns

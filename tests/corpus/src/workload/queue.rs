@@ -30,7 +30,7 @@ pub struct Queue {
 
 impl Workload for Queue {
     fn second(&mut self, world: &mut World) {
-        let level = self.load.level(world.second(), &mut world.random);
+        let level = world.level(self.site, &self.load);
         for at_ns in world.arrivals(self.rate * level) {
             let bytes = self.sizes.draw(&mut world.random);
             let block = world.take(self.site, bytes, at_ns);

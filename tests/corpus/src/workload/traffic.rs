@@ -94,7 +94,7 @@ pub struct Traffic {
 impl Workload for Traffic {
     fn second(&mut self, world: &mut World) {
         let second = world.second();
-        let level = self.load.level(second, &mut world.random);
+        let level = world.level(self.site, &self.load);
         for at_ns in world.arrivals(self.rate * level) {
             let bytes = self.sizes.draw(&mut world.random);
             let block = world.take(self.site, bytes, at_ns);

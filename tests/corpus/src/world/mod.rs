@@ -19,10 +19,14 @@ use rustc_hash::FxHashMap;
 pub use measured::Ownerless;
 pub use site::{Kind, Site, SiteId};
 
+use crate::load::Load;
 use crate::random::Random;
 
 /// A second, in ns.
 pub const SECOND: u64 = 1_000_000_000;
+
+/// Seconds of a window, in which a floor is the lowest live bytes.
+pub const WINDOW: u64 = 10;
 /// The clock when a world begins: the host has been up for a while.
 const BEGIN_NS: u64 = 1_000 * SECOND;
 
@@ -228,6 +232,17 @@ impl World {
         at
     }
 
+    /// How much there is to do at a site in the present second, by its load.
+    pub fn level(&mut self, site: SiteId, load: &Load) -> f64 {
+        let level = load.level(self.second(), &mut self.random);
+        if level <= 0.0
+            && let Some(site) = self.sites.get_mut(site.0)
+        {
+            site.off += 1;
+        }
+        level
+    }
+
     /// A moment of the present second.
     pub fn moment(&mut self) -> u64 {
         self.now_ns + self.random.whole(0, SECOND)
@@ -293,6 +308,12 @@ impl World {
             self.tell(&event);
         }
         self.now_ns = end_ns;
+        if self.second().is_multiple_of(WINDOW) {
+            for site in &mut self.sites {
+                let rested = std::mem::take(&mut site.off) == WINDOW && site.growth_ns.is_some();
+                site.rested += u64::from(rested);
+            }
+        }
         self.flush();
         for record in self.out.drain(..) {
             sink(&record);

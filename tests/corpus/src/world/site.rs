@@ -115,6 +115,10 @@ pub struct Site {
     pub lost_bytes: u64,
     /// Truth: when the first of them was taken.
     pub growth_ns: Option<u64>,
+    /// Truth: windows since then in which there was nothing to do all the time.
+    pub rested: u64,
+    /// Seconds of the present window in which there was nothing to do.
+    pub(super) off: u64,
     /// Objects that come at once.
     pub(super) batch: u64,
     /// Which place in the program: the same in all of its processes.
@@ -194,6 +198,8 @@ impl Site {
             moves: false,
             lost_bytes: 0,
             growth_ns: None,
+            rested: 0,
+            off: 0,
             batch: if kernel { batch.max(1) } else { 1 },
             function,
             stack,
