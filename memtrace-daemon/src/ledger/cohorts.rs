@@ -34,7 +34,7 @@ pub struct Cohorts {
 impl Cohorts {
     /// An object came in `window`. Windows come in order, but for records that are late: these
     /// go to the cohort that was there.
-    pub(super) fn allocated(&mut self, window: u32, bytes: u64) {
+    pub(crate) fn allocated(&mut self, window: u32, bytes: u64) {
         let newest = self.spans.last().map(|cohort| cohort.start + (cohort.width - 1));
         if newest.is_none_or(|newest| newest < window) {
             let cohort = Cohort { start: window, width: 1, allocated: 0, live: 0, live_bytes: 0 };
@@ -54,7 +54,7 @@ impl Cohorts {
     }
 
     /// An object that came in `window` is gone.
-    pub(super) fn freed(&mut self, window: u32, bytes: u64) {
+    pub(crate) fn freed(&mut self, window: u32, bytes: u64) {
         if let Some(cohort) = self.of(window) {
             cohort.live = cohort.live.saturating_sub(1);
             cohort.live_bytes = cohort.live_bytes.saturating_sub(bytes);

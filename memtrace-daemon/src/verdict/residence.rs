@@ -117,6 +117,30 @@ mod tests {
         assert_eq!(by_class([1_000, 0, 0, 0, 0, 5, 0, 0], 10), 32);
     }
 
+    /// 40 windows of 8 objects of 10 bytes each; of each `left` are live once they are 10 windows old.
+    fn spans(left: u64) -> Cohorts {
+        let mut cohorts = Cohorts::default();
+        for window in 1_000..1_040 {
+            for _ in 0..8 {
+                cohorts.allocated(window, 10);
+            }
+            for _ in (left..8).filter(|_| window >= 1_010) {
+                cohorts.freed(window - 10, 10);
+            }
+        }
+        cohorts
+    }
+
+    #[test]
+    fn of_a_span_that_is_in_part_old_as_much_counts_as_is_left_of_older_ones() {
+        // At least 11 windows old, and at most 25: 14 windows of which two objects each are left.
+        // The span that begins before the reach does not count.
+        let kept = old_bytes(&spans(2), 1_040, 11, 25);
+        assert!((200..=280).contains(&kept), "{kept}");
+        // Nothing is left of what is older: what the span has is what is young in it.
+        assert_eq!(old_bytes(&spans(0), 1_040, 11, 25), 0);
+    }
+
     #[test]
     fn a_constant_share_survives_a_leak() {
         // A tenth of 1,000 a window is never freed; the rest lives for less than a window.

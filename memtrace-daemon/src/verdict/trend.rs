@@ -300,6 +300,15 @@ mod tests {
     }
 
     #[test]
+    fn the_way_to_the_first_step_counts_as_far_as_it_is_to_the_next() {
+        let steps = look((0..60).map(|at| (1_000 + 500 * (at / 5), 0.0)), 1);
+        assert_eq!((steps.windows(), steps.grew_for()), (55, 58), "{steps:?}");
+        // What rested for long before did not grow then.
+        let late = look((0..60).map(|at| (1_000 + 50 * u64::max(at, 30), 0.0)), 1);
+        assert_eq!(late.windows(), late.grew_for(), "{late:?}");
+    }
+
+    #[test]
     fn what_slows_down_is_not_straight_but_by_work_it_may_be() {
         let curve = |at: f64| (1e6 * (1.0 - (-at / 30.0).exp())) as u64;
         let slowing = look((0..60).map(|at| (curve(f64::from(at)), 50.0)), 1);
