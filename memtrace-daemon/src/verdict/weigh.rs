@@ -178,15 +178,16 @@ pub(super) fn weigh(
     let mut slowest = None;
     // A queue that gets longer frees later and later: there is no envelope that it fits under. What
     // was filled before anything was freed is another episode.
-    let freeing = history.freeing_for().map_or(since, |windows| windows.min(since));
+    let freeing = history.freeing_for().filter(|windows| *windows < since);
     let reaches = [
-        (since, residence, false),
-        (freeing, residence, false),
-        (since, residence.min(QUEUE_REACH), true),
+        Some((since, residence, false)),
+        freeing.map(|freeing| (freeing, residence, false)),
+        Some((since, residence.min(QUEUE_REACH), true)),
     ];
     let tiers = history.pyramid.tiers.iter();
-    let looks =
-        tiers.flat_map(|tier| reaches.map(|(since, reach, queue)| (tier, since, reach, queue)));
+    let looks = tiers.flat_map(|tier| {
+        reaches.into_iter().flatten().map(move |(since, reach, queue)| (tier, since, reach, queue))
+    });
     for (tier, since, reach, queue) in looks {
         if queue && !weighed.turns_over {
             continue;
