@@ -307,9 +307,7 @@ impl History {
     pub(super) fn turned_over_for(&self) -> Option<u32> {
         let freed = self.ages().frees.iter().sum::<u64>() as f64;
         let allocated = self.now.allocated.count.saturating_sub(self.allocated.count) as f64;
-        self.first_free
-            .filter(|_| freed >= allocated * TURNOVER)
-            .map(|first| self.active.saturating_sub(first))
+        self.freeing_for().filter(|_| freed >= allocated * TURNOVER)
     }
 
     /// Windows with work since the first free.
