@@ -25,13 +25,19 @@ impl FreedAges {
         Self { frees, reaches: [PARTS; AGE_CLASSES] }
     }
 
+    /// Windows at which a class begins.
+    #[must_use]
+    pub const fn begins(class: usize) -> u32 {
+        if class == 0 { 0 } else { 1 << (class - 1) }
+    }
+
     /// Something that was so old was freed.
     pub(super) fn freed(&mut self, age_ns: u64, window_ns: u64) {
         let window_ns = window_ns.max(1);
         let windows = age_ns / window_ns;
         let class = usize::try_from(u64::BITS - windows.leading_zeros()).unwrap_or(0);
         let class = class.min(AGE_CLASSES - 1);
-        let begins_ns = u64::from(begins(class)).saturating_mul(window_ns);
+        let begins_ns = u64::from(Self::begins(class)).saturating_mul(window_ns);
         let width_ns = u64::from(width(class)).saturating_mul(window_ns);
         let parts = age_ns.saturating_sub(begins_ns).saturating_mul(PARTS.into()) / width_ns + 1;
         if let (Some(frees), Some(reach)) = (self.frees.get_mut(class), self.reaches.get_mut(class))
@@ -56,18 +62,13 @@ impl FreedAges {
     pub fn until(&self, class: usize) -> u32 {
         let reach = self.reaches.get(class).copied().unwrap_or(PARTS);
         let part = (width(class) * u32::from(reach)).div_ceil(PARTS.into());
-        (begins(class) + part).max(1)
+        (Self::begins(class) + part).max(1)
     }
-}
-
-/// Windows at which a class begins.
-const fn begins(class: usize) -> u32 {
-    if class == 0 { 0 } else { 1 << (class - 1) }
 }
 
 /// Windows in a class; of the last one as many as in another that begins there.
 const fn width(class: usize) -> u32 {
-    if class == 0 { 1 } else { begins(class) }
+    if class == 0 { 1 } else { FreedAges::begins(class) }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use memtrace_common::AGE_CLASSES;
 
-use crate::ledger::LiveAges;
+use crate::ledger::{FreedAges, LiveAges};
 
 /// Windows after which what was last told is no answer any more: a scan comes once a window.
 const STALE: u64 = 3;
@@ -67,7 +67,7 @@ impl Old {
         let class = age.max(1).next_power_of_two().ilog2() as usize + 1;
         let more = at_least(ages, class).saturating_sub(*before.get(class)?);
         let within = ages.bytes.iter().enumerate().skip(class);
-        let within = within.filter(|(class, _)| windows(*class) < u64::from(reach));
+        let within = within.filter(|(class, _)| FreedAges::begins(*class) < reach);
         Some(more.min(within.map(|(_, bytes)| bytes).sum()))
     }
 }
@@ -78,18 +78,15 @@ impl Told {
         let places = self.before.iter_mut().zip(&mut self.known);
         for (class, (before, known)) in places.enumerate() {
             // A scan comes a little after its window's end, so half a window more.
-            let until = windows(class).saturating_mul(window_ns).saturating_add(window_ns / 2);
+            let until = u64::from(FreedAges::begins(class))
+                .saturating_mul(window_ns)
+                .saturating_add(window_ns / 2);
             if !*known || since < until {
                 *before = at_least(ages, class);
                 *known = true;
             }
         }
     }
-}
-
-/// Windows at which a class begins.
-const fn windows(class: usize) -> u64 {
-    if class == 0 { 0 } else { 1 << (class - 1) }
 }
 
 /// Bytes of this class and of older ones.
